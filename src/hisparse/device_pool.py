@@ -1,0 +1,99 @@
+"""The device pool: for each layer N slots of records in device memory, and the tables that say who is where.
+
+Fed by resolve and insert, which claim slots; read by attention, by slot. Who is evicted next stands in
+`order`, a list of slots made off the critical path by an order function (order.py).
+
+Stamps count half steps: a record fetched in step s is stamped 2s and one hit in step s 2s + 1, so that a
+fetched record leaves before one that was hit in the same step. -1 marks a free slot.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hisparse.layout import CacheLayout
+
+FREE = -1
+STEP_LIMIT = 2**30 - 2  # the last step whose stamps, 2 * step + 1, fit int32
+
+
+def fetched(step: int) -> int:
+    """The stamp of a record that entered in `step`."""
+    return 2 * step
+
+
+def hit(step: int) -> int:
+    """The stamp of a resident record that was selected in `step`."""
+    return 2 * step + 1
+
+
+class SlotTables(NamedTuple):
+    """The tables of one layer (or, with one more leading dimension, of all)."""
+
+    slot_of_row: Tensor  # int32 [rows]: where a row is in the device pool, -1: nowhere
+    row_of_slot: Tensor  # int32 [N]: which row is in a slot, -1: free
+    stamp: Tensor  # int32 [N]: last use, in half steps; -1: free
+    entered: Tensor  # int32 [N]: when the slot's record came, in half steps
+    order: Tensor  # int32 [N]: slots, best victim first, as of when the list was made
+    free: Tensor  # int32 [N]: a stack of free slots
+    num_free: Tensor  # int32 []: its height
+    cursor: Tensor  # int32 []: entries of `order` already passed
+    listed: Tensor  # int32 []: entries of `order` that are valid
+    listed_at: Tensor  # int32 []: a slot with a later stamp was used since the list was made
+
+
+class Counters(NamedTuple):
+    """What happened, by layer, since the start. Never reset, so that nobody loses a count."""
+
+    hits: Tensor  # int64 [layers]: selected positions found in the device pool
+    misses: Tensor  # int64 [layers]: records fetched
+    rebuilds: Tensor  # int64 [layers]: orders made
+    exhausted: Tensor  # int64 [layers]: orders that ran out in the middle of a step and were made again at once
+    failed: Tensor  # int64 [layers]: records that found no slot; always 0 unless a caller broke the rules
+
+
+class DevicePool:
+    """Slots and tables of all layers on one device."""
+
+    def __init__(self, layout: CacheLayout, device: torch.device) -> None:
+        layers, slots = layout.num_layers, layout.num_slots
+        self.records = torch.empty(layers, slots, layout.record_bytes, dtype=torch.uint8, device=device)
+
+        def full(value: int, *shape: int) -> Tensor:
+            return torch.full((layers, *shape), value, dtype=torch.int32, device=device)
+
+        self.tables = SlotTables(
+            slot_of_row=full(-1, layout.num_rows),
+            row_of_slot=full(-1, slots),
+            stamp=full(FREE, slots),
+            entered=full(FREE, slots),
+            order=full(0, slots),
+            free=torch.arange(slots - 1, -1, -1, dtype=torch.int32, device=device).repeat(layers, 1),
+            num_free=full(slots),
+            cursor=full(0),
+            listed=full(0),
+            listed_at=full(FREE),
+        )
+        self.counters = Counters(*(torch.zeros(layers, dtype=torch.int64, device=device) for _ in Counters._fields))
+        self._layers = [SlotTables(*(table[layer] for table in self.tables)) for layer in range(layers)]
+
+    def layer(self, layer: int) -> SlotTables:
+        """Views of one layer's tables."""
+        return self._layers[layer]
+
+    def rebase_stamps(self) -> int:
+        """Replace every stamp by its rank in its layer: the same order, small numbers again.
+
+        Returns the step from which counting goes on, so that every stamp is of an earlier step.
+        """
+        for layer in self._layers:
+            for table in (layer.stamp, layer.entered):
+                table.copy_(torch.unique(table, return_inverse=True)[1].int())
+            free = layer.row_of_slot < 0
+            layer.stamp[free] = FREE
+            layer.entered[free] = FREE
+            layer.listed.zero_()  # the list's own stamp is gone: have it made again
+            layer.cursor.zero_()
+            layer.listed_at.fill_(FREE)
+        return int(self.tables.stamp.shape[1]) // 2 + 1

@@ -1,0 +1,120 @@
+"""Shapes and sizes of records, pools and tables: every byte count that the package prints comes from here.
+
+Fed by the configuration and a model's shape; read by the pools, which allocate exactly these sizes, and by
+the statistics. Nothing here allocates.
+"""
+
+from dataclasses import dataclass
+
+PAGE_RECORDS = 64  # records in a page of the host pool
+TILE_RECORDS = 1024  # records in a tile of the prefill workspace
+NUM_TILES = 2  # one is read while the next is filled
+RECORD_ALIGNMENT = 16  # bytes; the GPU moves records in loads of this size
+INT32_LIMIT = 2**31 - 1  # rows and slots are int32 in every table
+
+
+def num_pages_for(num_positions: int) -> int:
+    """Pages of the host pool that `num_positions` records take."""
+    return -(-num_positions // PAGE_RECORDS)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The fixed shape of a `HierarchicalCache`.
+
+    Args:
+        num_layers: layers of the cache; each has its own device pool and its own part of the host pool.
+        record_bytes: bytes of one record, a multiple of 16.
+        top_k: the largest number of positions a selection may name.
+        device_buffer_size: B, the slots that admission counts for each request in every layer; B > top_k.
+        max_requests: requests that can be on the device at once.
+        num_pages: pages of the host pool, 64 records each, shared by all requests.
+        max_positions: the longest history that one request can have. Default: the whole host pool.
+        num_slots: N, slots of each layer's device pool. Default: max_requests * device_buffer_size.
+
+    Raises:
+        ValueError: a size that cannot work, with the reason.
+    """
+
+    num_layers: int
+    record_bytes: int
+    top_k: int
+    device_buffer_size: int
+    max_requests: int
+    num_pages: int
+    max_positions: int = 0
+    num_slots: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.max_positions:
+            object.__setattr__(self, "max_positions", self.num_pages * PAGE_RECORDS)
+        if not self.num_slots:
+            object.__setattr__(self, "num_slots", self.max_requests * self.device_buffer_size)
+        self._check_positive()
+        self._check_relations()
+
+    def _check_positive(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+
+    def _check_relations(self) -> None:
+        if self.record_bytes % RECORD_ALIGNMENT:
+            raise ValueError(
+                f"record_bytes must be a multiple of {RECORD_ALIGNMENT}, got {self.record_bytes}: pad the record"
+            )
+        if self.device_buffer_size <= self.top_k:
+            raise ValueError(
+                f"device_buffer_size must be above top_k (the selection and the newest record must fit), "
+                f"got device_buffer_size {self.device_buffer_size} with top_k {self.top_k}: "
+                f"ask for at least {self.top_k + 1}, twice top_k is a good start"
+            )
+        needed = self.max_requests * self.device_buffer_size
+        if self.num_slots < needed:
+            raise ValueError(
+                f"num_slots must hold max_requests * device_buffer_size = {needed} slots, got {self.num_slots}"
+            )
+        for name, value in (("num_slots", self.num_slots), ("host rows", self.num_rows)):
+            if value > INT32_LIMIT:
+                raise ValueError(f"{name} must stay below 2**31 (the tables are int32), got {value}")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the host pool in each layer."""
+        return self.num_pages * PAGE_RECORDS
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest request: the width of the page table."""
+        return num_pages_for(self.max_positions)
+
+    @property
+    def slots_bytes(self) -> int:
+        """Device bytes of all slots of all layers."""
+        return self.num_layers * self.num_slots * self.record_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device bytes of the prefill tiles."""
+        return NUM_TILES * TILE_RECORDS * self.record_bytes
+
+    @property
+    def device_kv_bytes(self) -> int:
+        """Device bytes that hold KV: slots and workspace. Fixed at start."""
+        return self.slots_bytes + self.workspace_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host bytes of all records of all layers."""
+        return self.num_layers * self.num_rows * self.record_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        """Device bytes of the tables: one int32 a row and six a slot, in every layer, and the page table."""
+        per_layer = 4 * self.num_rows + 4 * 6 * self.num_slots
+        return self.num_layers * per_layer + 4 * self.max_requests * self.max_pages
+
+    def full_kv_bytes(self, num_positions: int) -> int:
+        """Bytes that `num_positions` records take in all layers: what a resident cache would hold."""
+        return self.num_layers * num_positions * self.record_bytes

@@ -1,0 +1,46 @@
+"""Check a selection once, at the public boundary; the backend behind it assumes what is checked here."""
+
+import torch
+from torch import Tensor
+
+from hisparse.layout import CacheLayout
+
+
+def check_selection(selection: Tensor, layout: CacheLayout, batch: int, device: torch.device) -> None:
+    """Raise `ValueError` unless `selection` is int32 [batch, k], k <= top_k, on the cache's device."""
+    if selection.dtype != torch.int32:
+        raise ValueError(f"selection must be int32, got {selection.dtype}: convert it with .int()")
+    if selection.dim() != 2 or selection.shape[0] != batch:
+        raise ValueError(
+            f"selection must have shape [{batch}, k], one row a request of the step, got {list(selection.shape)}"
+        )
+    if selection.shape[1] > layout.top_k:
+        raise ValueError(
+            f"a selection names at most top_k = {layout.top_k} positions a request, got {selection.shape[1]}: "
+            f"build the cache with a larger top_k and device_buffer_size"
+        )
+    if selection.device != device:
+        raise ValueError(f"selection must be on {device}, where the slots are, got {selection.device}")
+
+
+def check_positions(selection: Tensor, lengths: Tensor) -> None:
+    """Raise `ValueError` unless every row's positions are distinct and inside its request's history.
+
+    Reads back from the device, so only debug mode calls it.
+
+    Args:
+        selection: int32 [b, k], -1 pads.
+        lengths: int [b], positions in each request's history, the newest included.
+    """
+    outside = (selection >= lengths[:, None]) | (selection < -1)
+    if outside.any():
+        request, column = (int(i) for i in outside.nonzero()[0])
+        raise ValueError(
+            f"selection[{request}, {column}] is {int(selection[request, column])}, "
+            f"but that request's history has {int(lengths[request])} positions"
+        )
+    ordered = selection.sort(dim=1).values
+    repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if repeated.any():
+        request, column = (int(i) for i in repeated.nonzero()[0])
+        raise ValueError(f"selection[{request}] names position {int(ordered[request, column])} twice")
