@@ -1,0 +1,67 @@
+"""Loads a checkpoint: a name in, a model with its tokenizer out. The door of this folder.
+
+Commands and examples call `load`; the engine takes what it returns.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hisparse.checkpoint.folder import read_config, read_tensors
+from hisparse.checkpoint.gguf import gguf_config, gguf_tensors
+from hisparse.checkpoint.gguf_file import GgufFile
+from hisparse.checkpoint.resolve_name import resolve_name
+from hisparse.checkpoint.tokenizer import load_tokenizer, stop_token_ids
+from hisparse.checkpoint.weight_check import check_weights
+from hisparse.models.llama import Llama
+from hisparse.models.llama_config import LlamaConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run."""
+
+    name: str  # as the user gave it
+    path: Path  # the folder or the GGUF file
+    model: Llama
+    tokenizer: "PreTrainedTokenizerBase"
+    stop_token_ids: tuple[int, ...]  # ascending
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> Loaded:
+    """Load a checkpoint folder, a GGUF file, a model of the local hub cache, or `smollm2`.
+
+    `progress` hears one line before each part that takes seconds. Raises `CheckpointError` for whatever is
+    wrong with the checkpoint.
+    """
+    say = progress or (lambda message: None)
+    path = resolve_name(model, progress)
+    say(f"loading {path}")
+    source = GgufFile(path) if path.is_file() else path
+    config_dict = gguf_config(source) if isinstance(source, GgufFile) else read_config(source)
+    config = LlamaConfig.from_dict(config_dict)
+    tensors = _read_tensors(source, config_dict, dtype)
+    check_weights(config, tensors, path)
+    decoder = Llama(config, tensors, dtype=dtype, device=device)
+    tokenizer = load_tokenizer(source)
+    stops = stop_token_ids(source, config.eos_token_ids, tokenizer)
+    return Loaded(str(model), path, decoder, tokenizer, stops)
+
+
+def _read_tensors(source: Path | GgufFile, config: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+    if isinstance(source, GgufFile):
+        return gguf_tensors(source, config, dtype)
+    return read_tensors(source)

@@ -1,0 +1,55 @@
+"""Holds a checkpoint's tensors against what its configuration promises, before a model is built from them.
+
+`loaded.py` calls it between reading and building, for folders and GGUF files alike, so that a mismatch is one
+message about the checkpoint and not a stack trace from the first layer.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from hisparse.errors import CheckpointError
+from hisparse.models.llama_config import LlamaConfig, weight_shapes
+
+NUM_LISTED = 3
+
+
+def check_weights(config: LlamaConfig, tensors: dict[str, Tensor], path: Path) -> None:
+    """Raise `CheckpointError` for missing, unexpected or misshapen tensors; drop the known harmless extras."""
+    for name in [name for name in tensors if _is_harmless(name, config)]:
+        del tensors[name]
+    expected = weight_shapes(config)
+    problems = [
+        _listing("missing", [name for name in expected if name not in tensors], str),
+        _listing("unexpected", [name for name in tensors if name not in expected], str),
+        _misshapen(expected, tensors),
+    ]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise CheckpointError(
+            f"{path}: the tensors are not those of a {config.architecture} with {config.num_layers} layers: "
+            f"{'; '.join(found)}. config.json and weights are of different models, or the download is incomplete"
+        )
+
+
+def _is_harmless(name: str, config: LlamaConfig) -> bool:
+    # Old checkpoints store rope's frequencies; some that tie the head store it all the same.
+    return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+
+
+def _misshapen(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> str:
+    shared = [name for name in expected if name in tensors]
+    wrong = [name for name in shared if tuple(tensors[name].shape) != expected[name]]
+    return _listing(
+        "of wrong shape",
+        wrong,
+        lambda name: f"{name} {list(tensors[name].shape)}, expected {list(expected[name])}",
+    )
+
+
+def _listing(kind: str, names: list[str], describe: Callable[[str], str]) -> str:
+    if not names:
+        return ""
+    more = ", ..." if len(names) > NUM_LISTED else ""
+    return f"{len(names)} {kind} ({', '.join(describe(name) for name in names[:NUM_LISTED])}{more})"

@@ -1,0 +1,54 @@
+"""Reads single values out of a config.json dictionary, so that every complaint about one sounds the same.
+
+Checkpoint configurations are written by others. `llama_config.py` and `rope.py` take every value from them
+through these functions; a wrong one raises a `CheckpointError` with the key, the value and the expectation.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hisparse.errors import CheckpointError
+
+Config = Mapping[str, Any]
+
+
+def positive_int(config: Config, key: str, default: int | None = None) -> int:
+    """`config[key]`, or `default` where the key is missing or null."""
+    value = _value(config, key, default, "a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def positive_float(config: Config, key: str, default: float | None = None) -> float:
+    """`config[key]` as a float, or `default` where the key is missing or null."""
+    value = _value(config, key, default, "a positive number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json: {key} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def boolean(config: Config, key: str, default: bool) -> bool:
+    """`config[key]`, or `default` where the key is missing or null."""
+    value = _value(config, key, default, "true or false")
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be true or false, got {value!r}")
+    return value
+
+
+def token_ids(config: Config, key: str) -> tuple[int, ...]:
+    """`config[key]`, one id or a list of ids; empty where the key is missing or null."""
+    value = config.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise CheckpointError(f"config.json: {key} must be a token id or a list of them, got {value!r}")
+    return tuple(ids)
+
+
+def _value(config: Config, key: str, default: object, expected: str) -> object:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json: {key} is missing; expected {expected}")
+    return value
