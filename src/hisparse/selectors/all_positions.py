@@ -1,0 +1,30 @@
+"""Selects every position: turns the sparse path into dense attention, to compare with other implementations."""
+
+import torch
+from torch import Tensor
+
+
+class AllPositions:
+    """Every position of a history of up to `top_k`; it keeps no state."""
+
+    num_groups = 1
+    page_shape = (0,)
+    dtype = torch.uint8
+    state_bytes_per_token = 0.0
+
+    def __init__(self, top_k: int) -> None:
+        self.top_k = top_k
+
+    def append(self, state: Tensor, pages: Tensor, positions: Tensor, keys: Tensor) -> None:
+        """Nothing to remember."""
+
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+        """Positions 0 to lengths - 1; int32 [b, 1, top_k]. Raises `ValueError` if a history is longer."""
+        longest = int(lengths.max())
+        if longest > self.top_k:
+            raise ValueError(
+                f"the selector 'all' reads every position, and a history has {longest} with top_k {self.top_k}: "
+                f"raise top_k (and device_buffer_size) to the context length, or use the selector 'quest'"
+            )
+        positions = torch.arange(self.top_k, dtype=torch.int32, device=lengths.device)
+        return torch.where(positions < lengths[:, None], positions, -1)[:, None]

@@ -1,0 +1,118 @@
+"""Quest: pages of 16 tokens, ranked by an upper bound of the attention score that any of their keys can have.
+
+Its state is, for each page and KV head, the largest and the smallest value of every key element. A query's
+score with a page is the sum over elements of the larger of q * max and q * min, which no key of the page can
+exceed. Training-free, so it works on any dense model. Source: Quest (arXiv 2406.10774).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hisparse.layout import PAGE_RECORDS
+
+QUEST_PAGE = 16  # tokens
+PAGES_EACH = PAGE_RECORDS // QUEST_PAGE  # Quest pages in a page of selection state
+
+
+def _softmax_sum(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=-1).sum(dim=2)
+
+
+def _softmax_max(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=-1).amax(dim=2)
+
+
+# How the heads that share a selection agree on a page: [b, groups, heads, pages] scores, already scaled as
+# attention scales them, -inf where there is no page -> [b, groups, pages].
+AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda scores: scores.amax(dim=2),
+    "mean": lambda scores: scores.mean(dim=2),
+    "softmax_sum": _softmax_sum,
+    "softmax_max": _softmax_max,
+}
+
+
+class Quest:
+    """The Quest selector for grouped-query attention.
+
+    Args:
+        top_k: tokens a selection names at most, at least one page of 16.
+        num_kv_heads, head_dim: of the model.
+        dtype: of keys and state.
+        aggregation: how heads that share a selection agree; one of `AGGREGATIONS`. The default won the
+            sweep in LOG.md.
+        per_kv_head: a selection for each KV head instead of one a layer.
+
+    Raises:
+        ValueError: a top_k below one page, or an aggregation that does not exist.
+    """
+
+    def __init__(
+        self,
+        *,
+        top_k: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        aggregation: str = "softmax_sum",
+        per_kv_head: bool = False,
+    ) -> None:
+        if top_k < QUEST_PAGE:
+            raise ValueError(f"top_k must be at least {QUEST_PAGE}, one page of the Quest selector, got {top_k}")
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, got {aggregation!r}")
+        self.top_k = top_k
+        self.num_groups = num_kv_heads if per_kv_head else 1
+        self.page_shape = (PAGES_EACH, num_kv_heads, 2, head_dim)  # largest, then smallest
+        self.dtype = dtype
+        self._aggregate = AGGREGATIONS[aggregation]
+
+    @property
+    def state_bytes_per_token(self) -> float:
+        """Device bytes of state a position in one layer."""
+        return math.prod(self.page_shape) * self.dtype.itemsize / PAGE_RECORDS
+
+    def append(self, state: Tensor, pages: Tensor, positions: Tensor, keys: Tensor) -> None:
+        """Widen the bounds of each key's page; the first key of a page starts them. See `Selector`."""
+        bounds = state.view(-1, *self.page_shape[1:])  # [Quest pages, num_kv_heads, 2, head_dim]
+        page = pages * PAGES_EACH + positions % PAGE_RECORDS // QUEST_PAGE
+        new = page[positions % QUEST_PAGE == 0]
+        bounds[new, :, 0], bounds[new, :, 1] = -torch.inf, torch.inf
+        index = page[:, None, None].expand_as(keys)
+        bounds.select(2, 0).scatter_reduce_(0, index, keys.to(self.dtype), "amax")
+        bounds.select(2, 1).scatter_reduce_(0, index, keys.to(self.dtype), "amin")
+
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+        """The best-scored pages, the newest always among them. See `Selector`."""
+        num_pages = -(-lengths // QUEST_PAGE)  # [b], Quest pages of each request
+        width = int(num_pages.max())
+        page = torch.arange(width, device=lengths.device)
+        scores = self._aggregate(self._scores(state, page_table, query, page >= num_pages[:, None]))
+        scores = scores.masked_fill((page >= num_pages[:, None])[:, None], -torch.inf)
+        scores = scores.masked_fill((page == num_pages[:, None] - 1)[:, None], torch.inf)
+        # stable, so that among equal scores the lower page wins
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k // QUEST_PAGE]
+        return self._positions(best.sort(dim=-1).values, lengths)
+
+    def _scores(self, state: Tensor, page_table: Tensor, query: Tensor, absent: Tensor) -> Tensor:
+        """Upper bounds [b, groups, heads of a group, width], -inf where `absent` [b, width]."""
+        batch, width = absent.shape
+        num_kv_heads, head_dim = self.page_shape[1], self.page_shape[3]
+        table = page_table[:, : -(-width // PAGES_EACH)].clamp(min=0).long()
+        bounds = state[table].flatten(1, 2)[:, :width]  # [b, width, num_kv_heads, 2, head_dim]
+        grouped = query.float().reshape(batch, num_kv_heads, -1, head_dim)
+        signed = torch.cat((grouped.clamp(min=0), grouped.clamp(max=0)), dim=-1)  # [b, kv, heads, 2 * head_dim]
+        scores: Tensor = signed @ bounds.float().flatten(3).permute(0, 2, 3, 1)  # [b, kv, heads, width]
+        scores = (scores * head_dim**-0.5).masked_fill(absent[:, None, None], -torch.inf)
+        return scores.reshape(batch, self.num_groups, -1, width)
+
+    def _positions(self, pages: Tensor, lengths: Tensor) -> Tensor:
+        """Ascending Quest pages [b, groups, m] to ascending positions [b, groups, top_k], pads last."""
+        offset = torch.arange(QUEST_PAGE, device=pages.device)
+        positions = (pages[..., None] * QUEST_PAGE + offset).flatten(-2)
+        positions = positions.masked_fill(positions >= lengths[:, None, None], -1)
+        padding = self.top_k - positions.shape[-1]
+        return torch.nn.functional.pad(positions, (0, padding), value=-1).int()
