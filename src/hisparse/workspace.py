@@ -29,7 +29,8 @@ class Workspace:
         Yields:
             [m, record_bytes] uint8 on the device. A tile is overwritten two tiles later.
         """
-        for number, chunk in enumerate(rows.split(TILE_RECORDS)):
+        for number, start in enumerate(range(0, rows.numel(), TILE_RECORDS)):
+            chunk = rows[start : start + TILE_RECORDS]
             tile = self._tiles[number % NUM_TILES, : chunk.numel()]
             tile.copy_(host.index_select(0, chunk))
             yield tile

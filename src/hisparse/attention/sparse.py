@@ -21,7 +21,7 @@ def attend(query: Tensor, records: Tensor, slots: Tensor, layout: GroupedRecords
     batch, num_heads, head_dim = query.shape
     hidden = slots < 0
     gathered = records.index_select(0, slots.clamp(min=0).flatten())
-    gathered.masked_fill_(hidden.view(-1, 1), 0)
+    gathered[hidden.flatten()] = 0
     key, value = layout.unpack(gathered.view(batch, slots.shape[1], -1))  # [b, k, num_kv_heads, head_dim]
     grouped = query.view(batch, layout.num_kv_heads, num_heads // layout.num_kv_heads, head_dim)
     part = attend_part(grouped, key.transpose(1, 2), value.transpose(1, 2), head_dim**-0.5, hidden[:, None, None, :])

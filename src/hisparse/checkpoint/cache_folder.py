@@ -1,4 +1,4 @@
-"""Where downloaded checkpoints are kept between runs; `demo_model.py` puts its file there.
+"""Where things are kept between runs: `demo_model.py` puts its file there, `tokenizer.py` converted tokenizers.
 
 The one place that reads the environment variable HISPARSE_CACHE.
 """

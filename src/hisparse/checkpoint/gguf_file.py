@@ -1,8 +1,8 @@
 """Reads a GGUF file's metadata and tensor table, and gives each tensor dequantised.
 
 The reader of the `gguf` package builds a numpy view for every token of the vocabulary, which takes 5 s on the
-demo model and once more in transformers for the tokenizer; this one takes 0.2 s and checks the file's length
-against its own table. Dequantisation is the `gguf` package's. `gguf.py` and `gguf_tokenizer.py` read from it.
+demo model; this one takes 0.2 s and checks the file's length against its own table. Dequantisation is the
+`gguf` package's. `gguf.py` and `tokenizer.py` read from it.
 
 Source: docs/gguf.md of ggml, versions 2 and 3, little-endian.
 """
@@ -46,6 +46,7 @@ class GgufFile:
             num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
             self.metadata: dict[str, Any] = {self._string(): self._value() for _ in range(num_keys)}
             self.tensors = self._tensor_table(num_tensors)
+            self.header = self._bytes[: self._at]  # the bytes of all metadata and of the tensor table
         except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
             raise self._damaged(f"its header breaks off or is damaged at byte {self._at} ({error})") from error
         self._check_length()

@@ -1,16 +1,20 @@
 """Loads a checkpoint's tokenizer, quietly, and gathers the tokens at which generation stops.
 
-`loaded.py` calls it. Tokenizers are transformers' own, so that chat templates behave as users know them.
+`loaded.py` calls it. Tokenizers are transformers' own, so that chat templates behave as users know them. Its
+conversion of a GGUF file's vocabulary takes seconds, so the result is kept in the cache folder.
 """
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hisparse.checkpoint.cache_folder import cache_folder
 from hisparse.checkpoint.folder import read_json
 from hisparse.checkpoint.gguf_file import GgufFile
-from hisparse.checkpoint.gguf_tokenizer import gguf_tokenizer
 from hisparse.errors import CheckpointError
 from hisparse.models.config_values import token_ids
 
@@ -21,11 +25,11 @@ GENERATION_FILE = "generation_config.json"
 
 
 def load_tokenizer(source: Path | GgufFile) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a checkpoint folder or of a GGUF file."""
+    """The tokenizer of a checkpoint folder or of a GGUF file. Raises `CheckpointError` if it is damaged."""
     path = source.path if isinstance(source, GgufFile) else source
     with _quiet_transformers():
         try:
-            return gguf_tokenizer(source) if isinstance(source, GgufFile) else _folder_tokenizer(source)
+            return _gguf_tokenizer(source) if isinstance(source, GgufFile) else _folder_tokenizer(source)
         except Exception as error:  # transformers and tokenizers raise bare Exception for damaged files
             raise CheckpointError(
                 f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {error}; "
@@ -49,6 +53,41 @@ def _folder_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _gguf_tokenizer(file: GgufFile) -> "PreTrainedTokenizerBase":
+    """The file's tokenizer as transformers converts it: once, and from then on from the cache folder."""
+    from transformers import AutoTokenizer
+
+    kept = _kept_at(file)
+    if os.path.isdir(kept):  # unlike Path.is_dir, False also where the folder may not be looked into
+        try:
+            return _folder_tokenizer(kept)
+        except Exception as error:
+            raise CheckpointError(f"the copy kept in {kept} is damaged ({error}): delete that folder") from error
+    tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    # A folder that cannot be written, a full disk (for tokenizers a bare Exception), or another process was
+    # first: the next load is slower, nothing else.
+    with suppress(Exception):
+        _keep(tokenizer, kept)
+    return tokenizer
+
+
+def _kept_at(file: GgufFile) -> Path:
+    """A folder for each vocabulary and each transformers, which may convert the same vocabulary differently."""
+    from transformers import __version__
+
+    digest = hashlib.sha256(file.header + __version__.encode()).hexdigest()
+    return cache_folder() / "tokenizers" / f"{file.path.stem}-{digest[:16]}"
+
+
+def _keep(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Save under another name, then rename: whoever finds the folder finds it complete."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="convert-", dir=folder.parent) as scratch:
+        complete = Path(scratch) / folder.name
+        tokenizer.save_pretrained(complete)
+        complete.rename(folder)
 
 
 @contextmanager

@@ -1,0 +1,110 @@
+"""The configuration of a hierarchical engine: a frozen dataclass whose keys are the names users know.
+
+Read from command-line options or from JSON (`--hisparse-config`); unknown keys are errors that name the
+nearest valid one.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hisparse.order import POLICIES
+from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
+
+SELECTORS = ("quest", "all")
+
+
+@dataclass(frozen=True)
+class HiSparseConfig:
+    """What the cache and its selector are built with.
+
+    Args:
+        top_k: tokens that each layer reads a step.
+        device_buffer_size: B, slots a request in each layer; above top_k. Default: 2 * top_k.
+        max_running_requests: requests on the device at once.
+        host_to_device_ratio: host rows over device slots. Default: enough for the prompts at hand.
+        selector: "quest", or "all" for dense attention through the sparse path.
+        policy: which record leaves the device pool first.
+        quest_aggregation: how heads that share a Quest selection agree.
+        quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
+        prefill_chunk: tokens of a prompt that one forward takes.
+
+    Raises:
+        ValueError: a value that cannot work, with the reason.
+    """
+
+    top_k: int = 512
+    device_buffer_size: int = 0
+    max_running_requests: int = 4
+    host_to_device_ratio: float | None = None
+    selector: str = "quest"
+    policy: str = "lru"
+    quest_aggregation: str = "softmax_sum"
+    quest_per_kv_head: bool = False
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "device_buffer_size", "max_running_requests", "prefill_chunk"):
+            _check_whole(name, getattr(self, name), least=0 if name == "device_buffer_size" else 1)
+        if not self.device_buffer_size:
+            object.__setattr__(self, "device_buffer_size", 2 * self.top_k)
+        if self.device_buffer_size <= self.top_k:
+            raise ValueError(
+                f"device_buffer_size must be above top_k {self.top_k}, so that a selection and the newest record fit, "
+                f"got {self.device_buffer_size}: use at least {self.top_k + 1}, {2 * self.top_k} is a good start"
+            )
+        ratio = self.host_to_device_ratio
+        if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0):
+            raise ValueError(f"host_to_device_ratio must be a number above 0, got {ratio!r}")
+        _check_choice("selector", self.selector, SELECTORS)
+        _check_choice("policy", self.policy, POLICIES)
+        _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
+        if not isinstance(self.quest_per_kv_head, bool):
+            raise ValueError(f"quest_per_kv_head must be true or false, got {self.quest_per_kv_head!r}")
+        if self.selector == "quest" and self.top_k < QUEST_PAGE:
+            raise ValueError(f"top_k must be at least {QUEST_PAGE} (one Quest page), got {self.top_k}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "HiSparseConfig":
+        """Build from a mapping. Raises `ValueError` for an unknown key, with the nearest valid one."""
+        valid = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in valid:
+                near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.4)
+                hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
+                raise ValueError(f"unknown configuration key {key!r}; {hint}")
+        return cls(**values)
+
+
+def read_config(text_or_path: str) -> dict[str, Any]:
+    """The keys of a JSON object, given as text or as the path of a file. Raises `ValueError`."""
+    text = text_or_path
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text_or_path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"--hisparse-config takes a JSON object or the path of one, got {text_or_path!r} ({error})"
+            ) from error
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the configuration is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"the configuration must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

@@ -1,0 +1,29 @@
+"""What the scheduler hands to a runner: one forward's worth of work, complete in itself.
+
+A batch holds numbers only, so that another runner can be given the very same schedule; `verify` does.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """A piece of one request's prompt."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    start: int  # position of the first token
+    max_positions: int  # of the request, for whoever sees its first chunk
+    is_last: bool  # the prompt ends here: logits are wanted
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One token of each of several requests."""
+
+    request_ids: tuple[int, ...]
+    tokens: tuple[int, ...]  # the newest token of each
+    positions: tuple[int, ...]  # and its position
+
+
+Batch = PrefillChunk | DecodeBatch

@@ -1,0 +1,171 @@
+"""The loop: schedule, run, sample, until every request is finished."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from hisparse.engine.batch import Batch, PrefillChunk
+from hisparse.engine.request import FinishReason, Request, RequestState, SamplingParams
+from hisparse.engine.runner import Runner
+from hisparse.engine.sampler import Sampler
+from hisparse.engine.scheduler import Scheduler
+from hisparse.engine.text_stream import TextStream
+from hisparse.errors import HiSparseError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Observer(Protocol):
+    """Sees every forward and every end of a request."""
+
+    def ran(self, batch: Batch, logits: Tensor | None) -> None:
+        """A forward was done; `logits` are [b, vocab], None for a chunk in the middle of a prompt."""
+
+    def finished(self, request_id: int) -> None:
+        """A request is gone."""
+
+
+class Engine:
+    """Generates text for several requests at once.
+
+    Args:
+        runner: executes the model.
+        scheduler: over the same runner.
+        tokenizer: turns tokens into text.
+        stop_token_ids: tokens that end any request's text.
+        max_context: the model's longest context, in tokens.
+        observers: see every forward.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        stop_token_ids: Sequence[int],
+        max_context: int,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.observers = list(observers)
+        self._sampler = Sampler()
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._max_context = max_context
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a prompt.
+
+        Args:
+            prompt: tokens, at least one.
+            params: max_tokens is cut to what the model's context leaves.
+
+        Raises:
+            ValueError: an empty prompt, or one that fills or exceeds the model's context.
+            NeverFitsError: a prompt that can never fit the cache, with the numbers.
+        """
+        check_prompt(prompt, self._max_context)
+        room = self._max_context - len(prompt)
+        params = params if params.max_tokens <= room else _with_max_tokens(params, room)
+        request = Request(self._next_id, list(prompt), params, TextStream(self._decode, params.stop))
+        self.scheduler.add(request)
+        self._requests[request.id] = request
+        self._next_id += 1
+        return request
+
+    def step(self) -> list[Request]:
+        """One forward; the requests that got a token from it."""
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        if isinstance(batch, PrefillChunk):
+            return self._prefill(batch)
+        logits = self.runner.decode(batch)
+        self._tell(batch, logits)
+        return self._take_tokens(logits, [self._requests[request_id] for request_id in batch.request_ids])
+
+    def run(self, on_step: Callable[[list[Request]], None] | None = None) -> None:
+        """Step until every request is finished."""
+        while not self.scheduler.is_idle:
+            stepped = self.step()
+            if on_step is not None:
+                on_step(stepped)
+
+    def retract(self, request: Request) -> None:
+        """Take a decoding request off the device; it goes on, unchanged, when there is room."""
+        self.scheduler.retract(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request now, whatever it is doing, and free all it held."""
+        if request.state is not RequestState.FINISHED:
+            self._remove(request)
+
+    def _prefill(self, chunk: PrefillChunk) -> list[Request]:
+        request = self._requests[chunk.request_id]
+        logits = self.runner.prefill(chunk)
+        request.num_prefilled = chunk.start + len(chunk.tokens)
+        self._tell(chunk, logits)
+        if logits is None:
+            return []
+        request.state = RequestState.DECODING
+        return self._take_tokens(logits, [request])
+
+    def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
+        for request, token in zip(requests, self._sampler.sample(logits, requests), strict=True):
+            self._take_token(request, token)
+        return requests
+
+    def _take_token(self, request: Request, token: int) -> None:
+        request.output.append(token)
+        is_stop_token = token in self._stop_token_ids or token in request.params.stop_token_ids
+        if not is_stop_token:
+            request.stream.add(token)
+        if is_stop_token or request.stream.stopped:
+            self._finish(request, FinishReason.STOP)
+        elif len(request.output) == request.params.max_tokens:
+            self._finish(request, FinishReason.LENGTH)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.stream.finish()
+        request.finish_reason = FinishReason.STOP if request.stream.stopped else reason
+        self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        self._sampler.forget(request)
+        del self._requests[request.id]
+        for observer in self.observers:
+            observer.finished(request.id)
+
+    def _tell(self, batch: Batch, logits: Tensor | None) -> None:
+        for observer in self.observers:
+            observer.ran(batch, logits)
+
+    def _decode(self, tokens: list[int]) -> str:
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        if not isinstance(text, str):
+            raise HiSparseError(f"the tokenizer decoded tokens to {type(text).__name__} instead of text")
+        return text
+
+
+def check_prompt(prompt: Sequence[int], max_context: int) -> None:
+    """Raise `ValueError` unless the prompt has tokens and leaves room for an answer in the model's context."""
+    if not prompt:
+        raise ValueError("the prompt is empty: give it at least one token")
+    if len(prompt) >= max_context:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, the model's context {max_context}, and the answer needs room: "
+            f"shorten it by at least {len(prompt) - max_context + 1} tokens"
+        )
+
+
+def _with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    from dataclasses import replace
+
+    return replace(params, max_tokens=max_tokens)

@@ -1,0 +1,149 @@
+// Make layers' lists of victims anew where they are due. Off the critical path, on a side stream.
+//
+// Specification: reference/rebuild_order.py and order.py. A counting sort in two launches, many blocks a layer:
+// `count_keys` counts the slots of each bin, and its last block turns counts into places; `place_slots` puts the
+// slots there. Blocks never wait for each other: resolve, which does, may run beside them.
+//
+// Bins of an age are exact below 512 half steps and within 0.2 % above; slots of one bin are in no particular order.
+// Grid: [blocks over slots, layers].
+#include "common.cuh"
+
+constexpr int32 kMantissa = 9;
+constexpr int32 kBins = (32 - kMantissa) << kMantissa;  // of an age below 2**31
+
+enum Policy { kLru, kFifo, kRandom };  // rebuild_order.py has the same
+
+struct Params {
+  Tables tables;
+  Counters counters;
+  int32* bins;        // [layers, kBins], zero between rebuilds
+  int32 first_layer;  // the grid's first
+  int32 policy;
+};
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "rebuild_order.py mirrors this struct");
+static_assert(kBins == HISPARSE_BINS, "launch.py allocates the bins");
+
+// As reference/rebuild_order.order_is_due.
+__device__ bool is_due(const Layer& layer, int32 policy, int64 num_slots) {
+  const int64 left = static_cast<int64>(*layer.num_free) + *layer.listed - *layer.cursor;
+  return policy != kLru || left * 2 < num_slots;
+}
+
+// Like a float: the exponent, then the highest kMantissa bits below the leading one.
+__device__ int32 bin_of_age(uint32 age) {
+  if (age < 1u << kMantissa) return age;
+  const int32 exponent = 31 - __clz(age);
+  return ((exponent - kMantissa + 1) << kMantissa) + ((age >> (exponent - kMantissa)) & ((1 << kMantissa) - 1));
+}
+
+// As order.py: a multiplicative hash of slot and step.
+__device__ uint32 mix(uint32 slot, uint32 step) {
+  uint32 mixed = slot + 0x9E3779B9u * (step + 1);
+  mixed = (mixed ^ (mixed >> 16)) * 0x45D9F3Bu;
+  mixed = (mixed ^ (mixed >> 13)) * 0x45D9F3Bu;
+  return (mixed ^ (mixed >> 16)) * 0x45D9F3Bu;
+}
+
+// The lowest bin leaves first; kNowhere for a free slot.
+__device__ int32 bin_of(const Layer& layer, int32 policy, int32 slot) {
+  if (layer.row_of_slot[slot] < 0) return kNowhere;
+  const int32 step = layer.control->step;
+  if (policy == kRandom) return mix(slot, step) >> 19;
+  const int32 since = policy == kLru ? layer.stamp[slot] : layer.entered[slot];
+  return kBins - 1 - bin_of_age(hit(step) - since);
+}
+
+// Adds every lane's slot to its bin, one addition a distinct bin of the warp; returns the lane's place.
+__device__ int32 add_to_bin(int32* bins, int32 bin) {
+  const uint32 same = __match_any_sync(~0u, bin), lane = threadIdx.x % kWarp;
+  const int32 leader = __ffs(same) - 1;
+  int32 first = 0;
+  if (bin != kNowhere && lane == leader) first = atomicAdd(bins + bin, __popc(same));
+  return __shfl_sync(~0u, first, leader) + __popc(same & ((1u << lane) - 1));
+}
+
+// The whole block calls this; true in all threads of the block that is last through.
+__device__ bool is_last_block(uint32* ticket) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+__device__ int32 sum_before_in_warp(int32 value) {
+  int32 sum = value;
+  for (int32 distance = 1; distance < kWarp; distance *= 2) {
+    const int32 other = __shfl_up_sync(~0u, sum, distance);
+    if (threadIdx.x % kWarp >= distance) sum += other;
+  }
+  return sum - value;
+}
+
+// The sum of `value` over the block's threads before this one. blockDim.x is 1024.
+__device__ int32 sum_before(int32 value) {
+  __shared__ int32 warps[kWarp];
+  const int32 warp = threadIdx.x / kWarp, before = sum_before_in_warp(value);
+  if (threadIdx.x % kWarp == kWarp - 1) warps[warp] = before + value;
+  __syncthreads();
+  if (warp == 0) {
+    const int32 earlier = sum_before_in_warp(warps[threadIdx.x]);
+    warps[threadIdx.x] = earlier;
+  }
+  __syncthreads();
+  return warps[warp] + before;
+}
+
+// Counts become places; returns the sum of all counts in the last thread.
+__device__ int32 counts_to_places(int32* bins) {
+  const int32 each = (kBins + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each;
+  int32 sum = 0;
+  for (int32 bin = first; bin < first + each && bin < kBins; bin++) sum += load_relaxed(bins + bin);
+  int32 place = sum_before(sum);
+  for (int32 bin = first; bin < first + each && bin < kBins; bin++) {
+    const int32 number = load_relaxed(bins + bin);
+    bins[bin] = place;
+    place += number;
+  }
+  return place;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) count_keys(const __grid_constant__ Params p) {
+  const int32 index = p.first_layer + blockIdx.y;
+  const Layer layer = p.tables.layer(index);
+  if (!is_due(layer, p.policy, p.tables.num_slots)) return;
+  int32* bins = p.bins + static_cast<int64>(index) * kBins;
+  const int64 rounded = (p.tables.num_slots + kWarp - 1) / kWarp * kWarp;
+  for (int64 slot = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; slot < rounded;
+       slot += static_cast<int64>(gridDim.x) * blockDim.x)
+    add_to_bin(bins, slot < p.tables.num_slots ? bin_of(layer, p.policy, slot) : kNowhere);
+  if (!is_last_block(&layer.control->ticket)) return;
+  const int32 listed = counts_to_places(bins);
+  if (threadIdx.x != blockDim.x - 1) return;
+  *layer.listed = listed;
+  *layer.cursor = 0;
+  *layer.listed_at = hit(layer.control->step);
+  layer.control->due = 1;
+  count(p.counters.rebuilds + index, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) place_slots(const __grid_constant__ Params p) {
+  const int32 index = p.first_layer + blockIdx.y;
+  const Layer layer = p.tables.layer(index);
+  if (!layer.control->due) return;
+  int32* bins = p.bins + static_cast<int64>(index) * kBins;
+  const int64 rounded = (p.tables.num_slots + kWarp - 1) / kWarp * kWarp;
+  for (int64 slot = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; slot < rounded;
+       slot += static_cast<int64>(gridDim.x) * blockDim.x) {
+    const int32 bin = slot < p.tables.num_slots ? bin_of(layer, p.policy, slot) : kNowhere;
+    const int32 place = add_to_bin(bins, bin);
+    if (bin != kNowhere) layer.order[place] = slot;
+  }
+  if (!is_last_block(&layer.control->ticket)) return;
+  for (int32 bin = threadIdx.x; bin < kBins; bin += blockDim.x) bins[bin] = 0;
+  if (threadIdx.x == 0) layer.control->due = 0;
+}
