@@ -1,0 +1,1 @@
+"""Benches: what is measured, how, and the tables that LOG.md records."""

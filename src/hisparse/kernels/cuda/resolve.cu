@@ -237,7 +237,7 @@ __device__ void serve_waiters(const Params& p, const Layer& layer, const Found& 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) resolve(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(1024, 1) resolve(const __grid_constant__ Params p) {
   extern __shared__ int32 lists[];  // [2, capacity]
   __shared__ Shared shared;
   Found& found = shared.found;

@@ -1,0 +1,47 @@
+"""The entry point: collects the commands and turns errors into messages and exit codes.
+
+0: done. 1: `verify` found a difference. 2: bad input or a failure that has a message. 130: interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from hisparse.commands import bench, demo, fetch, generate, verify
+from hisparse.errors import HiSparseError
+
+app = typer.Typer(
+    name="hisparse",
+    help="Long-context generation with top-k sparse attention: the full KV history in host memory, a small "
+    "pool of recently selected records on the device, outputs unchanged.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(fetch.fetch)
+app.command()(generate.generate)
+app.command()(verify.verify)
+app.add_typer(bench.app, name="bench")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (HiSparseError, ValueError) as error:
+        _leave(f"error: {error}", 2)
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,132 @@
+"""Load compiled kernels and launch them on torch's current stream, also while a CUDA graph is captured.
+
+Fed by build.py; used by ops.py alone. A kernel is loaded once a device and kept.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from hisparse.kernels.build import BuildError, architecture_name, build
+
+SHARED_BYTES_LIMIT = 48 * 1024  # a block may have this much without asking
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel on one device."""
+
+    function: Any  # CUfunction
+    device: int
+    multiprocessors: int
+
+
+class LaunchError(BuildError):
+    """The driver refused to load or launch a kernel."""
+
+
+def load(source: str, name: str, params: type[ctypes.Structure], device: torch.device, **defines: int) -> Kernel:
+    """The kernel `name` of a file in cuda/, compiled for `device` with -DHISPARSE_<define>=<value>."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    items = (("PARAMS_BYTES", ctypes.sizeof(params)), *sorted(defines.items()))
+    return _load(source, name, index, items)
+
+
+@cache
+def _load(source: str, name: str, device: int, defines: tuple[tuple[str, int], ...]) -> Kernel:
+    driver = _driver()
+    properties = torch.cuda.get_device_properties(device)
+    built = build(source, dict(defines), architecture_name(properties.major, properties.minor))
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # makes torch's context current
+        library = _library(built.cubin)
+        kernel = _result(driver.cuLibraryGetKernel(library, name.encode()), f"load {name}")
+        function = _result(driver.cuKernelGetFunction(kernel), f"load {name}")
+    return Kernel(function, device, properties.multi_processor_count)
+
+
+@cache
+def _library(cubin: bytes) -> Any:
+    return _result(_driver().cuLibraryLoadData(cubin, [], [], 0, [], [], 0), "load a cubin")
+
+
+@cache
+def max_resident_blocks(kernel: Kernel, threads: int, shared_bytes: int) -> int:
+    """Blocks of a kernel that the whole GPU can hold at once."""
+    driver = _driver()
+    allow_shared_bytes(kernel, shared_bytes)
+    count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, threads, shared_bytes)
+    return int(_result(count, "ask for the occupancy")) * kernel.multiprocessors
+
+
+@cache
+def allow_shared_bytes(kernel: Kernel, shared_bytes: int) -> None:
+    """Let blocks of a kernel have more than 48 KiB of shared memory."""
+    if shared_bytes > SHARED_BYTES_LIMIT:
+        driver = _driver()
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _result(driver.cuFuncSetAttribute(kernel.function, attribute, shared_bytes), "enlarge shared memory")
+
+
+def launch(
+    kernel: Kernel,
+    params: ctypes.Structure,
+    blocks: tuple[int, int],
+    threads: int,
+    *,
+    shared_bytes: int = 0,
+    cooperative: bool = False,
+) -> None:
+    """Launch on torch's current stream of the kernel's device.
+
+    Args:
+        kernel: from `load`.
+        params: the kernel's only argument; it is copied.
+        blocks: the grid, x and y.
+        threads: of a block.
+        shared_bytes: dynamic shared memory of a block.
+        cooperative: all blocks start together or not at all, whatever else runs on the GPU.
+    """
+    driver = _driver()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = *blocks, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = torch.cuda.current_stream(kernel.device).cuda_stream
+    if cooperative:
+        config.attrs = [_cooperative()]
+        config.numAttrs = 1
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+    with torch.cuda.device(kernel.device):
+        _result(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(arguments), 0), "launch a kernel")
+
+
+@cache
+def _cooperative() -> Any:
+    driver = _driver()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    attribute.value.cooperative = 1
+    return attribute
+
+
+@cache
+def _driver() -> Any:
+    if not torch.cuda.is_available():
+        raise BuildError("no usable NVIDIA GPU: torch.cuda.is_available() is False. Use the CPU backend: device='cpu'")
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise BuildError(f"cuda-bindings is missing ({error}). Install it with: pip install cuda-bindings") from error
+    return driver
+
+
+def _result(answer: Iterable[Any], what: str) -> Any:
+    status, *values = answer
+    if int(status):
+        raise LaunchError(f"the CUDA driver refused to {what}: {status.name}")
+    return values[0] if values else None

@@ -1,0 +1,270 @@
+"""The operations on a device pool, on the GPU: one function for each of `reference/`, which specifies it.
+
+Each is registered with `torch.library`, says what it changes, and has a fake implementation, so that compiled
+graphs may contain it. All take the tables of all layers and number the layer; none reads back to the CPU, and
+all run on torch's current stream. The current step is kept on the device: `insert` begins one in every layer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hisparse.device_pool import Counters, SlotTables
+from hisparse.kernels.copies import launch_replay, launch_stage, launch_write_through
+from hisparse.kernels.resolve import check_size, empty_slots, launch_resolve
+from hisparse.kernels.state import LaunchState, MissPlan
+from hisparse.kernels.tables import POLICY_NUMBERS, launch_insert, launch_rebuild_order, launch_release
+from hisparse.layout import RECORD_ALIGNMENT
+
+_LIBRARY = torch.library.Library("hisparse", "FRAGMENT")
+
+
+def resolve(
+    tables: SlotTables,
+    counters: Counters,
+    state: LaunchState,
+    layer: int,
+    selection: Tensor,
+    request_index: Tensor,
+    page_table: Tensor,
+    host: Tensor,
+    pool: Tensor,
+    *,
+    by_recency: bool,
+    slots: Tensor | None = None,
+    plan: MissPlan | None = None,
+    begins_step: bool = False,
+    io: bool = True,
+    shape: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """Bring every selected record into the layer's device pool and say where it is.
+
+    Args:
+        tables: of all layers.
+        counters: of all layers; hits, misses, exhausted and failed go up.
+        state: of the device pool.
+        layer: which one.
+        selection: int32 [b, k] positions, distinct in a line, negative: pad. Lines may be strided.
+        request_index: int32 [b], each request's line in the page table; -1: padded request.
+        page_table: int32 [max_requests, max_pages], -1: no page.
+        host: uint8 [rows, record_bytes], the layer's part of the host pool, pinned.
+        pool: uint8 [N, record_bytes], the layer's slots.
+        by_recency: of the policy (order.py).
+        slots: where to put the answer, int32 [b, k] contiguous; made if not given.
+        plan: where to record the misses for `replay`, at least b * k entries.
+        begins_step: no `insert` came before; this launch begins the layer's next step.
+        io: False is the no-IO oracle: the tables move on, the records do not, and outputs are invalid.
+        shape: blocks, threads and copying threads, to override the choice.
+
+    Returns:
+        int32 [b, k] slots, -1 for a pad, a position that has no page, and a record that found no slot.
+
+    Raises:
+        ValueError: an argument of another dtype, shape, stride or device.
+        BuildError: the kernel cannot be compiled or launched here.
+    """
+    _check(selection, "selection", torch.int32, pool, 2, last_stride_only=True)
+    _check(request_index, "request_index", torch.int32, pool, 1)
+    _check(page_table, "page_table", torch.int32, pool, 2)
+    _check_records(host, pool)
+    check_size(selection.numel())
+    if request_index.shape[0] != selection.shape[0]:
+        raise ValueError(
+            f"request_index must have one entry a line of the selection, {selection.shape[0]}, "
+            f"got {request_index.shape[0]}"
+        )
+    out = empty_slots(selection) if slots is None else slots
+    _check(out, "slots", torch.int32, pool, 2)
+    if out.shape != selection.shape:
+        raise ValueError(f"slots must have the selection's shape {list(selection.shape)}, got {list(out.shape)}")
+    torch.ops.hisparse.resolve(
+        list(tables), list(counters), state.control, selection, request_index, page_table, host, pool, out,
+        list(plan or ()), layer, by_recency, begins_step, io, list(shape or ()),
+    )  # fmt: skip
+    return out
+
+
+def replay(plan: MissPlan, host: Tensor, pool: Tensor) -> None:
+    """Fetch what a miss plan names into another layer of the index group; copy only.
+
+    Args:
+        plan: of the anchor's resolve in this step.
+        host: uint8 [rows, record_bytes], the shared layer's part of the host pool, pinned.
+        pool: uint8 [N, record_bytes], the shared layer's slots; the anchor's tables are its tables.
+    """
+    _check_records(host, pool)
+    torch.ops.hisparse.replay(list(plan), host, pool)
+
+
+def insert(
+    tables: SlotTables,
+    counters: Counters,
+    state: LaunchState,
+    rows: Tensor,
+    *,
+    by_recency: bool,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """Begin a step in every layer, and claim a slot in each for the record that each request will produce.
+
+    Args:
+        tables: of all layers.
+        counters: of all layers.
+        state: of the device pool.
+        rows: int64 [b], distinct; -1: padded request.
+        by_recency: of the policy.
+        slots: where to put the answer; made if not given.
+
+    Returns:
+        int32 [layers, b] slots; -1 for a padded request and a record that found no slot.
+    """
+    _check(rows, "rows", torch.int64, tables.stamp, 1)
+    shape = (tables.stamp.shape[0], rows.shape[0])
+    out = torch.empty(shape, dtype=torch.int32, device=rows.device) if slots is None else slots
+    _check(out, "slots", torch.int32, rows, 2)
+    torch.ops.hisparse.insert(list(tables), list(counters), state.control, rows, out, by_recency)
+    return out
+
+
+def write_through(records: Tensor, slots: Tensor, rows: Tensor, pool: Tensor, host: Tensor) -> None:
+    """Write each record to its slot and, from the same source, to the host pool.
+
+    Args:
+        records: uint8 [n, record_bytes] on the device.
+        slots: int32 [n], -1: no slot.
+        rows: int64 [n], -1: no row.
+        pool: uint8 [N, record_bytes], one layer's slots.
+        host: uint8 [rows, record_bytes], that layer's part of the host pool, pinned.
+    """
+    _check(records, "records", torch.uint8, pool, 2)
+    _check(slots, "slots", torch.int32, pool, 1)
+    _check(rows, "rows", torch.int64, pool, 1)
+    _check_records(host, pool, records)
+    torch.ops.hisparse.write_through(records, slots, rows, pool, host)
+
+
+def stage(
+    tables: SlotTables, state: LaunchState, layer: int, records: Tensor, rows: Tensor, pool: Tensor, host: Tensor
+) -> None:
+    """Write prefill records to the host pool and, as far as slots are free, into slots of one layer.
+
+    Args:
+        tables: of all layers.
+        state: of the device pool.
+        layer: which one.
+        records: uint8 [n, record_bytes] on the device.
+        rows: int64 [n], distinct, in no slot.
+        pool: uint8 [N, record_bytes], the layer's slots.
+        host: uint8 [rows, record_bytes], the layer's part of the host pool, pinned.
+    """
+    _check(records, "records", torch.uint8, pool, 2)
+    _check(rows, "rows", torch.int64, pool, 1)
+    _check_records(host, pool, records)
+    torch.ops.hisparse.stage(list(tables), state.control, records, rows, pool, host, layer)
+
+
+def release(tables: SlotTables, state: LaunchState, rows: Tensor) -> None:
+    """Free the slots of `rows` (int64 [n], distinct, -1: none) in every layer."""
+    _check(rows, "rows", torch.int64, tables.stamp, 1)
+    torch.ops.hisparse.release(list(tables), state.control, rows)
+
+
+def rebuild_order(
+    tables: SlotTables,
+    counters: Counters,
+    state: LaunchState,
+    *,
+    policy: str,
+    first_layer: int = 0,
+    num_layers: int | None = None,
+) -> None:
+    """Make the lists of victims anew in those of the layers whose list is due; the device decides which.
+
+    Meant for a side stream: forked after the last layer's resolve, joined before the first one's next claim.
+
+    Args:
+        tables: of all layers.
+        counters: of all layers; rebuilds go up.
+        state: of the device pool.
+        policy: "lru", "fifo" or "random".
+        first_layer: where to begin.
+        num_layers: how many; default: all that follow.
+    """
+    if policy not in POLICY_NUMBERS:
+        raise ValueError(f"policy must be one of {', '.join(POLICY_NUMBERS)}, got {policy!r}")
+    count = tables.stamp.shape[0] - first_layer if num_layers is None else num_layers
+    torch.ops.hisparse.rebuild_order(
+        list(tables), list(counters), state.control, state.bins, first_layer, count, policy
+    )
+
+
+def _check(
+    tensor: Tensor, name: str, dtype: torch.dtype, beside: Tensor, dimensions: int, *, last_stride_only: bool = False
+) -> None:
+    if tensor.dtype != dtype or tensor.dim() != dimensions:
+        raise ValueError(
+            f"{name} must be {dtype} with {dimensions} dimensions, got {tensor.dtype} {list(tensor.shape)}"
+        )
+    if tensor.device != beside.device:
+        raise ValueError(f"{name} must be on {beside.device}, where the slots are, got {tensor.device}")
+    dense = tensor.shape[-1] < 2 or tensor.stride(-1) == 1 if last_stride_only else tensor.is_contiguous()
+    if not dense:
+        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}: call .contiguous()")
+
+
+def _check_records(host: Tensor, pool: Tensor, records: Tensor | None = None) -> None:
+    _check(pool, "pool", torch.uint8, pool, 2)
+    record_bytes = pool.shape[1]
+    if record_bytes % RECORD_ALIGNMENT:
+        raise ValueError(f"record_bytes must be a multiple of {RECORD_ALIGNMENT}, got {record_bytes}")
+    for name, tensor in (("host", host), ("records", pool if records is None else records)):
+        if tensor.dtype != torch.uint8 or tensor.dim() != 2 or tensor.shape[1] != record_bytes:
+            raise ValueError(
+                f"{name} must be uint8 [n, {record_bytes}] like the slots, got {tensor.dtype} {list(tensor.shape)}"
+            )
+        if not tensor.is_contiguous() or tensor.data_ptr() % RECORD_ALIGNMENT:
+            raise ValueError(f"{name} must be contiguous and begin at a multiple of {RECORD_ALIGNMENT} bytes")
+    if host.device.type == "cpu" and not host.is_pinned():
+        raise ValueError("host must be pinned memory: the GPU reads it")
+
+
+def _register(schema: str, implementation: Callable[..., None]) -> None:
+    _LIBRARY.define(schema + " -> ()")
+    name = schema.partition("(")[0]
+    _LIBRARY.impl(name, implementation, "CUDA")
+    torch.library.register_fake(f"hisparse::{name}", _nothing, lib=_LIBRARY)
+
+
+def _nothing(*_: Any) -> None:
+    """A fake implementation: every result is written into an argument."""
+
+
+_register(
+    "resolve(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor selection, "
+    "Tensor request_index, Tensor page_table, Tensor host, Tensor(d!) pool, Tensor(e!) slots, Tensor(f!)[] plan, "
+    "int layer, bool by_recency, bool begins_step, bool io, int[] shape)",
+    launch_resolve,
+)
+_register("replay(Tensor[] plan, Tensor host, Tensor(a!) pool)", launch_replay)
+_register(
+    "insert(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor rows, Tensor(d!) slots, "
+    "bool by_recency)",
+    launch_insert,
+)
+_register(
+    "write_through(Tensor records, Tensor slots, Tensor rows, Tensor(a!) pool, Tensor(b!) host)",
+    launch_write_through,
+)
+_register(
+    "stage(Tensor(a!)[] tables, Tensor(b!) control, Tensor records, Tensor rows, Tensor(c!) pool, Tensor(d!) host, "
+    "int layer)",
+    launch_stage,
+)
+_register("release(Tensor(a!)[] tables, Tensor(b!) control, Tensor rows)", launch_release)
+_register(
+    "rebuild_order(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor(d!) bins, "
+    "int first_layer, int num_layers, str policy)",
+    launch_rebuild_order,
+)

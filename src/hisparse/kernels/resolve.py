@@ -1,0 +1,109 @@
+"""Launch cuda/resolve.cu: how many blocks and threads a selection gets, and what the kernel is compiled for."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hisparse.device_pool import Counters, SlotTables
+from hisparse.kernels.launch import Kernel, LaunchError, allow_shared_bytes, launch, load, max_resident_blocks
+from hisparse.kernels.params import ResolveParams, counters_struct, tables_struct
+
+WARP = 32
+MISS_LIMIT = 2**24  # misses of a launch are counted in 24 bits
+SHARED_BYTES_PER_SELECTION = 8  # resolve.cu's lists
+
+
+class Shape(NamedTuple):
+    """How a resolve is spread over the GPU."""
+
+    blocks: int
+    threads: int  # of a block
+    copiers: int  # threads of a block that copy
+
+
+def choose_shape(size: int, multiprocessors: int) -> Shape:
+    """The shape for `size` = b * k selected positions. From the measurements in bench/results."""
+    runs = -(-size // WARP)
+    if runs <= multiprocessors:
+        return Shape(runs, 128, 128)
+    if size <= multiprocessors * 256:
+        return Shape(multiprocessors, 256, 256)
+    return Shape(multiprocessors, 1024, 512)
+
+
+def fit_shape(kernel: Kernel, shape: Shape, size: int) -> tuple[Shape, int]:
+    """The shape with no more blocks than can be resident at once, and the selections that a block may look at."""
+    runs = -(-size // WARP)
+    blocks = max(1, min(shape.blocks, runs))
+    while True:
+        capacity = -(-runs // blocks) * WARP
+        resident = max_resident_blocks(kernel, shape.threads, capacity * SHARED_BYTES_PER_SELECTION)
+        if blocks <= resident:
+            return shape._replace(blocks=blocks), max(capacity, WARP)
+        if not resident:
+            raise LaunchError(f"{size} selected positions are too many for this GPU: lower top_k or the batch size")
+        blocks = resident
+
+
+def launch_resolve(
+    tables: list[Tensor],
+    counters: list[Tensor],
+    control: Tensor,
+    selection: Tensor,
+    request_index: Tensor,
+    page_table: Tensor,
+    host: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    plan: list[Tensor],
+    layer: int,
+    by_recency: bool,
+    begins_step: bool,
+    io: bool,
+    shape: list[int],
+) -> None:
+    """`ops.resolve`, checked and flattened."""
+    batch, k = selection.shape
+    if not batch * k:
+        return
+    defines = {"RECORD_BYTES": pool.shape[-1], "IO": int(io), "IN_FLIGHT": 4, "READ_FIRST": 0}
+    kernel = load("resolve.cu", "resolve", ResolveParams, selection.device, **defines)
+    chosen = Shape(*shape) if shape else choose_shape(batch * k, kernel.multiprocessors)
+    chosen, capacity = fit_shape(kernel, chosen, batch * k)
+    params = ResolveParams(
+        tables=tables_struct(SlotTables(*tables), control),
+        counters=counters_struct(Counters(*counters)),
+        selection=selection.data_ptr(),
+        request_index=request_index.data_ptr(),
+        page_table=page_table.data_ptr(),
+        host=host.data_ptr(),
+        pool=pool.data_ptr(),
+        slots=slots.data_ptr(),
+        selection_stride=selection.stride(0),
+        layer=layer,
+        batch=batch,
+        k=k,
+        max_requests=page_table.shape[0],
+        max_pages=page_table.shape[1],
+        by_recency=by_recency,
+        begins_step=begins_step,
+        capacity=capacity,
+        copiers=chosen.copiers,
+    )
+    if plan:
+        params.plan_rows, params.plan_slots, params.plan_count = (tensor.data_ptr() for tensor in plan)
+    shared_bytes = capacity * SHARED_BYTES_PER_SELECTION
+    allow_shared_bytes(kernel, shared_bytes)
+    launch(kernel, params, (chosen.blocks, 1), chosen.threads, shared_bytes=shared_bytes, cooperative=True)
+
+
+def check_size(size: int) -> None:
+    """Raise `ValueError` if one launch cannot count the misses of `size` selected positions."""
+    if size >= MISS_LIMIT:
+        raise ValueError(f"one resolve takes fewer than {MISS_LIMIT} selected positions, got {size}: split the batch")
+
+
+def empty_slots(selection: Tensor) -> Tensor:
+    """Where resolve puts its answer: int32 [b, k], contiguous."""
+    return torch.empty(selection.shape, dtype=torch.int32, device=selection.device)

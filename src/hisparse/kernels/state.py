@@ -1,0 +1,45 @@
+"""What the kernels keep on the device between launches, beside the tables of `device_pool.py`."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CONTROL_WORDS = 32  # int32 a layer: `Control` of common.cuh, 128 bytes
+STEP_WORD = 4  # of them: the current step
+NUM_BINS = (32 - 9) << 9  # of rebuild_order.cu
+
+
+class LaunchState(NamedTuple):
+    """One per device pool. Zero to begin with."""
+
+    control: Tensor  # int32 [layers, 32]
+    bins: Tensor  # int32 [layers, NUM_BINS], all zero between launches
+
+    @property
+    def step(self) -> Tensor:
+        """int32 [layers], a view: the step that each layer is in. `insert` moves it on."""
+        return self.control[:, STEP_WORD]
+
+
+def new_launch_state(num_layers: int, device: torch.device) -> LaunchState:
+    """The state of a device pool in which nothing happened yet."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(num_layers, *shape, dtype=torch.int32, device=device)
+
+    return LaunchState(control=zeros(CONTROL_WORDS), bins=zeros(NUM_BINS))
+
+
+class MissPlan(NamedTuple):
+    """What one resolve fetched; `replay` fetches the same into another layer."""
+
+    rows: Tensor  # int32 [b * k]
+    slots: Tensor  # int32 [b * k]; -1: that record found no slot
+    count: Tensor  # int32 []: how many of them are valid
+
+
+def new_miss_plan(size: int, device: torch.device) -> MissPlan:
+    """Room for the misses of `size` = b * k selected positions."""
+    rows, slots = torch.zeros(2, size, dtype=torch.int32, device=device)
+    return MissPlan(rows, slots, torch.zeros((), dtype=torch.int32, device=device))

@@ -1,0 +1,73 @@
+"""Launch cuda/insert.cu, cuda/release.cu and cuda/rebuild_order.cu: what moves no records."""
+
+import torch
+from torch import Tensor
+
+from hisparse.device_pool import Counters, SlotTables
+from hisparse.kernels.launch import launch, load
+from hisparse.kernels.params import (
+    InsertParams,
+    RebuildOrderParams,
+    ReleaseParams,
+    counters_struct,
+    tables_struct,
+)
+from hisparse.kernels.state import NUM_BINS
+
+POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2}  # `Policy` of rebuild_order.cu
+SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
+MAX_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
+WARP = 32
+
+
+def launch_insert(
+    tables: list[Tensor], counters: list[Tensor], control: Tensor, rows: Tensor, slots: Tensor, by_recency: bool
+) -> None:
+    """`ops.insert`, checked and flattened."""
+    kernel = load("insert.cu", "insert", InsertParams, control.device)
+    batch = rows.numel()
+    params = InsertParams(
+        tables=tables_struct(SlotTables(*tables), control),
+        counters=counters_struct(Counters(*counters)),
+        rows=rows.data_ptr(),
+        slots=slots.data_ptr(),
+        batch=batch,
+        by_recency=by_recency,
+    )
+    threads = min(max(-(-batch // WARP) * WARP, WARP), 1024)
+    launch(kernel, params, (control.shape[0], 1), threads, shared_bytes=4 * batch)
+
+
+def launch_release(tables: list[Tensor], control: Tensor, rows: Tensor) -> None:
+    """`ops.release`, checked and flattened."""
+    if not rows.numel():
+        return
+    kernel = load("release.cu", "release", ReleaseParams, control.device)
+    params = ReleaseParams(
+        tables=tables_struct(SlotTables(*tables), control), rows=rows.data_ptr(), num_rows=rows.numel()
+    )
+    launch(kernel, params, (-(-rows.numel() // 256), control.shape[0]), 256)
+
+
+def launch_rebuild_order(
+    tables: list[Tensor],
+    counters: list[Tensor],
+    control: Tensor,
+    bins: Tensor,
+    first_layer: int,
+    num_layers: int,
+    policy: str,
+) -> None:
+    """`ops.rebuild_order`, checked and flattened."""
+    views = SlotTables(*tables)
+    params = RebuildOrderParams(
+        tables=tables_struct(views, control),
+        counters=counters_struct(Counters(*counters)),
+        bins=bins.data_ptr(),
+        first_layer=first_layer,
+        policy=POLICY_NUMBERS[policy],
+    )
+    blocks = min(-(-views.stamp.shape[-1] // SLOTS_PER_BLOCK), MAX_REBUILD_BLOCKS)
+    for name in ("count_keys", "place_slots"):
+        kernel = load("rebuild_order.cu", name, RebuildOrderParams, torch.device(control.device), BINS=NUM_BINS)
+        launch(kernel, params, (blocks, num_layers), 1024)
