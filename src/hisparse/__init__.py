@@ -1,1 +1,46 @@
-"""A hierarchical KV cache for top-k sparse attention: full history on the host, a small pool on the GPU."""
+"""A hierarchical KV cache for top-k sparse attention: full history on the host, a small pool on the GPU.
+
+The library's public names; the rest of the package is importable from its modules. They are imported at
+first use, so that the command line answers `--help` without waiting for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hisparse.cache import CacheRequest, HierarchicalCache, Statistics, Step
+    from hisparse.errors import (
+        CapacityError,
+        CheckpointError,
+        HiSparseError,
+        IntegrityError,
+        ModelOutputError,
+        NeverFitsError,
+    )
+    from hisparse.layout import CacheLayout
+    from hisparse.selection_state import SelectionState
+
+__all__ = [
+    "CacheLayout",
+    "CacheRequest",
+    "CapacityError",
+    "CheckpointError",
+    "HiSparseError",
+    "HierarchicalCache",
+    "IntegrityError",
+    "ModelOutputError",
+    "NeverFitsError",
+    "SelectionState",
+    "Statistics",
+    "Step",
+]
+
+_MODULES = {"CacheLayout": "layout", "SelectionState": "selection_state"} | dict.fromkeys(
+    ("CacheRequest", "HierarchicalCache", "Statistics", "Step"), "cache"
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'hisparse' has no attribute {name!r}")
+    return getattr(import_module(f"hisparse.{_MODULES.get(name, 'errors')}"), name)

@@ -11,9 +11,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hisparse.order import POLICIES
-from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
-
 SELECTORS = ("quest", "all")
 
 
@@ -47,6 +44,9 @@ class HiSparseConfig:
     prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
+        from hisparse.order import POLICIES  # here, so that --help does not wait for torch
+        from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
+
         for name in ("top_k", "device_buffer_size", "max_running_requests", "prefill_chunk"):
             _check_whole(name, getattr(self, name), least=0 if name == "device_buffer_size" else 1)
         if not self.device_buffer_size:

@@ -13,7 +13,7 @@ from hisparse.needle import CODE, NEEDLE, QUESTION, ask, hide
 
 # Chosen by the sweep in LOG.md, where dense attention's own success stands beside it.
 DEPTH = 0.3
-CONFIG = HiSparseConfig(top_k=512, device_buffer_size=1024, max_running_requests=1)
+CONFIG = {"top_k": 512, "device_buffer_size": 1024, "max_running_requests": 1}
 MAX_TOKENS = 32
 
 
@@ -25,11 +25,12 @@ def demo(as_json: JsonOption = False) -> None:
     """
     from hisparse.engine import SamplingParams
 
+    config = HiSparseConfig.from_mapping(CONFIG)
     loaded = load_model("smollm2", "float32", "cpu")
     prompt = ask(loaded.tokenizer, hide(loaded.tokenizer, read_document(), DEPTH))
     console.print(f"A text of {len(prompt):,} tokens, with this sentence hidden at {DEPTH:.0%} of it:\n  {NEEDLE}")
-    verification = build_verification(loaded, CONFIG, len(prompt) + MAX_TOKENS)
-    session = prepare(loaded, CONFIG, [prompt], SamplingParams(max_tokens=MAX_TOKENS), [verification])
+    verification = build_verification(loaded, config, len(prompt) + MAX_TOKENS)
+    session = prepare(loaded, config, [prompt], SamplingParams(max_tokens=MAX_TOKENS), [verification])
     session.run()
     answer, summary = session.requests[0].text.strip(), session.meter.summary()
     found = CODE in answer

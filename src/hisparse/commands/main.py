@@ -12,6 +12,8 @@ import typer
 from hisparse.commands import bench, demo, fetch, generate, verify
 from hisparse.errors import HiSparseError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="hisparse",
     help="Long-context generation with top-k sparse attention: the full KV history in host memory, a small "
@@ -33,8 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app(args=list(arguments) if arguments is not None else None)
-    except KeyboardInterrupt:
-        _leave("interrupted", 130)
+    except SystemExit as left:  # typer turns Ctrl-C into this code, without a word
+        if left.code == INTERRUPTED:
+            _leave("interrupted", INTERRUPTED)
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
