@@ -1,6 +1,6 @@
 """A sentence hidden in a long document, and the question that asks for it: the demo's task.
 
-The code is arbitrary and stands nowhere else, so an answer that holds it was read, not guessed.
+The word is arbitrary and stands nowhere else, so an answer that holds it was read, not guessed.
 """
 
 from typing import TYPE_CHECKING
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CODE = "48213"
-NEEDLE = f"The pass key for the lamp room is {CODE}. Remember it: {CODE} is the pass key for the lamp room."
-QUESTION = "What is the pass key for the lamp room? Answer with the number."
+PASSWORD = "heliotrope"
+NEEDLE = f"The secret password of the lamp room is {PASSWORD}."
+QUESTION = "What is the secret password of the lamp room?"
 
 
 def hide(tokenizer: "PreTrainedTokenizerBase", document: str, depth: float, num_tokens: int | None = None) -> str:
@@ -36,7 +36,7 @@ def hide(tokenizer: "PreTrainedTokenizerBase", document: str, depth: float, num_
 
 def ask(tokenizer: "PreTrainedTokenizerBase", document: str) -> list[int]:
     """Tokens of a chat that shows the document and asks for the needle."""
-    text = f"Read the text below. A pass key is hidden in it.\n\n{document}\n\n{QUESTION}"
+    text = f"Read the text below. A password is hidden in it.\n\n{document}\n\n{QUESTION}"
     return encode_chat(tokenizer, text)
 
 

@@ -52,6 +52,9 @@ def expected(keys: Tensor, query: Tensor, heads: range, aggregation: str, top_k:
         "mean": lambda: scores.mean(0),
         "softmax_sum": lambda: scores.softmax(-1).sum(0),
         "softmax_max": lambda: scores.softmax(-1).amax(0),
+        "best_rank": lambda: (
+            -torch.stack([torch.tensor([float((row > x).sum()) for x in row]) for row in scores]).amin(0)
+        ),
     }[aggregation]()
     total[-1] = torch.inf
     best = sorted(pages, key=lambda p: (-float(total[p]), p))[: top_k // PAGE]

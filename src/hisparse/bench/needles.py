@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from hisparse.attention import GroupedRecords
 from hisparse.checkpoint import Loaded, load
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
-from hisparse.engine.resident_runner import ResidentRunner
-from hisparse.needle import CODE, ask, hide
+from hisparse.engine.resident_runner import Resident, ResidentRunner
+from hisparse.needle import PASSWORD, ask, hide
 from hisparse.selectors import AGGREGATIONS, AllPositions, Quest, Selector
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CHUNK = 512
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 
 
 class Setting(NamedTuple):
@@ -30,6 +30,7 @@ class Setting(NamedTuple):
 
     top_k: int | None  # None: dense attention
     aggregation: str = ""
+    per_kv_head: bool = False
 
     def selector(self, loaded: Loaded, context: int) -> Selector:
         """A selector for contexts of up to `context` tokens."""
@@ -42,12 +43,14 @@ class Setting(NamedTuple):
             head_dim=shape.head_dim,
             dtype=loaded.model.dtype,
             aggregation=self.aggregation,
+            per_kv_head=self.per_kv_head,
         )
 
 
 SETTINGS = (
     Setting(None),
-    *(Setting(top_k, aggregation) for top_k in (256, 512, 1024) for aggregation in AGGREGATIONS),
+    *(Setting(top_k, aggregation) for top_k in (256, 512) for aggregation in AGGREGATIONS),
+    *(Setting(top_k, "softmax_sum", per_kv_head=True) for top_k in (256, 512)),
 )
 
 
@@ -64,7 +67,8 @@ def sweep(loaded: Loaded, name: str, document: str, num_tokens: int) -> Iterator
                 "depth": depth,
                 "top_k": setting.top_k,
                 "aggregation": setting.aggregation,
-                "found": CODE in answer,
+                "per_kv_head": setting.per_kv_head,
+                "found": PASSWORD in answer,
                 "answer": answer,
             }
 
@@ -75,35 +79,45 @@ class Reader:
     def __init__(self, loaded: Loaded, prompt: Sequence[int]) -> None:
         self._loaded = loaded
         self._prompt = prompt
-        shape = loaded.model.config
         self._context = len(prompt) + MAX_TOKENS
-        records = GroupedRecords(shape.num_kv_heads, shape.head_dim, loaded.model.dtype)
-        self._runner = ResidentRunner(loaded.model, Setting(CHUNK, "max").selector(loaded, self._context), records)
-        self._logits = self._read()
-        self._state = self._runner._requests[0].state
+        runner = self._runner(Setting(CHUNK, "max"))
+        for start in range(0, len(prompt), CHUNK):
+            tokens = tuple(prompt[start : start + CHUNK])
+            last = start + len(tokens) == len(prompt)
+            logits = runner.run(PrefillChunk(0, tokens, start, self._context, last))
+        assert logits is not None
+        self._first_token = int(logits.argmax())
+        self._read = runner.requests[0]
 
     def answer(self, setting: Setting) -> str:
         """The greedy answer under one setting."""
-        self._runner.selector = setting.selector(self._loaded, self._context)
-        resident = self._runner._requests[0]
-        resident.state = self._state.clone() if setting.top_k else self._state[..., :0].flatten(2)
-        tokens = [int(self._logits.argmax())]
+        runner = self._runner(setting)
+        runner.requests[0] = self._copy(setting)
+        tokens = [self._first_token]
         while tokens[-1] not in self._loaded.stop_token_ids and len(tokens) < MAX_TOKENS:
             position = len(self._prompt) + len(tokens) - 1
-            logits = self._runner.run(DecodeBatch((0,), (tokens[-1],), (position,)))
+            logits = runner.run(DecodeBatch((0,), (tokens[-1],), (position,)))
             assert logits is not None
             tokens.append(int(logits.argmax()))
         text: str = self._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def _read(self) -> Tensor:
-        logits = None
-        for start in range(0, len(self._prompt), CHUNK):
-            tokens = tuple(self._prompt[start : start + CHUNK])
-            last = start + len(tokens) == len(self._prompt)
-            logits = self._runner.run(PrefillChunk(0, tokens, start, self._context, last))
-        assert logits is not None
-        return logits
+    def _runner(self, setting: Setting) -> ResidentRunner:
+        selector = setting.selector(self._loaded, self._context)
+        return ResidentRunner(self._loaded.model, selector, self._records(setting))
+
+    def _records(self, setting: Setting) -> GroupedRecords:
+        shape = self._loaded.model.config
+        num_groups = shape.num_kv_heads if setting.per_kv_head else 1
+        return GroupedRecords(shape.num_kv_heads // num_groups, shape.head_dim, self._loaded.model.dtype)
+
+    def _copy(self, setting: Setting) -> Resident:
+        """What was read, as this setting keeps it; decoding writes to it."""
+        records, state = self._read.records, self._read.state
+        if setting.per_kv_head:
+            key, value = self._records(Setting(None)).unpack(records[:, 0])  # [layers, positions, kv, d]
+            records = torch.stack((key, value), dim=2).permute(0, 3, 1, 2, 4).flatten(3).contiguous().view(torch.uint8)
+        return Resident(records.clone(), state.clone() if setting.top_k else state.new_empty(*state.shape[:2], 0))
 
 
 def main(paths: Sequence[str]) -> None:

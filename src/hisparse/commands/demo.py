@@ -9,7 +9,7 @@ from hisparse.commands.progress import console
 from hisparse.commands.session import load_model, prepare, print_statistics
 from hisparse.commands.verify import build_verification, describe, print_verdict
 from hisparse.config import HiSparseConfig
-from hisparse.needle import CODE, NEEDLE, QUESTION, ask, hide
+from hisparse.needle import PASSWORD, NEEDLE, QUESTION, ask, hide
 
 # Chosen by the sweep in LOG.md, where dense attention's own success stands beside it.
 DEPTH = 0.3
@@ -33,7 +33,7 @@ def demo(as_json: JsonOption = False) -> None:
     session = prepare(loaded, config, [prompt], SamplingParams(max_tokens=MAX_TOKENS), [verification])
     session.run()
     answer, summary = session.requests[0].text.strip(), session.meter.summary()
-    found = CODE in answer
+    found = PASSWORD in answer
     if as_json:
         result = {"answer": answer, "found": found, "equal": verification.equal, "steps": verification.steps}
         print_json(result | describe(verification) | summary)

@@ -33,7 +33,7 @@ class ResidentRunner:
         self.model = model
         self.selector = selector
         self.records = records
-        self._requests: dict[int, Resident] = {}
+        self.requests: dict[int, Resident] = {}
 
     def run(self, batch: Batch) -> Tensor | None:
         """Logits [b, vocab] float32, or None for a chunk in the middle of a prompt."""
@@ -43,13 +43,13 @@ class ResidentRunner:
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
-        self._requests.pop(request_id, None)
+        self.requests.pop(request_id, None)
 
     @torch.inference_mode()
     def _prefill(self, chunk: PrefillChunk) -> Tensor | None:
         if chunk.start == 0:
-            self._requests[chunk.request_id] = self._allocate(chunk.max_positions)
-        resident = self._requests[chunk.request_id]
+            self.requests[chunk.request_id] = self._allocate(chunk.max_positions)
+        resident = self.requests[chunk.request_id]
         tokens = torch.tensor(chunk.tokens, device=self.model.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=self.model.device)
 
@@ -71,7 +71,7 @@ class ResidentRunner:
     def _decode(self, batch: DecodeBatch) -> Tensor:
         tokens = torch.tensor(batch.tokens, device=self.model.device)
         positions = torch.tensor(batch.positions, device=self.model.device)
-        residents = [self._requests[request_id] for request_id in batch.request_ids]
+        residents = [self.requests[request_id] for request_id in batch.request_ids]
 
         def attend_step(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             selection = self._select(residents, layer, positions, query, key)  # [b, groups, k]

@@ -25,6 +25,12 @@ def _softmax_max(scores: Tensor) -> Tensor:
     return scores.softmax(dim=-1).amax(dim=2)
 
 
+def _best_rank(scores: Tensor) -> Tensor:
+    """Every head's first choice comes before any head's second choice."""
+    ranks = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return -ranks.amin(dim=2).float()
+
+
 # How the heads that share a selection agree on a page: [b, groups, heads, pages] scores, already scaled as
 # attention scales them, -inf where there is no page -> [b, groups, pages].
 AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,6 +38,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda scores: scores.mean(dim=2),
     "softmax_sum": _softmax_sum,
     "softmax_max": _softmax_max,
+    "best_rank": _best_rank,
 }
 
 
