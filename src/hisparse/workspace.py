@@ -32,5 +32,5 @@ class Workspace:
         for number, start in enumerate(range(0, rows.numel(), TILE_RECORDS)):
             chunk = rows[start : start + TILE_RECORDS]
             tile = self._tiles[number % NUM_TILES, : chunk.numel()]
-            tile.copy_(host.index_select(0, chunk))
+            tile.copy_(host.index_select(0, chunk.to(host.device)))
             yield tile
