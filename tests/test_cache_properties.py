@@ -74,21 +74,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     def choose(self, shape: str, request: CacheRequest, layer: int, length: int) -> list[int]:
         """Positions of one request; `length` counts the newest."""
-        k, newest = self.cache.layout.top_k, length - 1
+        k = self.cache.layout.top_k
         last = [p for p in self.last.get((request, layer), []) if p < length]
-        if shape == "everything":
-            return list(range(max(0, length - k), length))
-        if shape == "same":
-            return last[:k]
-        if shape == "churn":
-            return [p for p in range(length) if p not in last][:k]
-        if shape == "one":
-            return [self.random.randrange(length)]
-        if shape == "newest only":
-            return [newest]
-        if shape == "random":
-            return self.random.sample(range(length), min(self.random.randint(0, k), length))
-        return []
+        choices = {
+            "everything": lambda: list(range(max(0, length - k), length)),
+            "same": lambda: last[:k],
+            "churn": lambda: [p for p in range(length) if p not in last][:k],
+            "one": lambda: [self.random.randrange(length)],
+            "newest only": lambda: [length - 1],
+            "random": lambda: self.random.sample(range(length), min(self.random.randint(0, k), length)),
+            "nothing": list[int],
+        }
+        return choices[shape]()
 
     # Rules
 
@@ -96,7 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(self, positions: int, share: bool) -> None:
         prefix = None
         donor = self.pick(State.ACTIVE)
-        if share and donor is not None and PAGE_RECORDS <= donor.length and positions > PAGE_RECORDS:
+        if share and donor is not None and donor.length >= PAGE_RECORDS and positions > PAGE_RECORDS:
             whole = min(donor.length, positions - 1) // PAGE_RECORDS * PAGE_RECORDS
             prefix = (donor, whole)
         before = [list(request.pages) for request in self.cache.requests]
@@ -129,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         rows = [self.row(request, start + i) for i in range(count)]
         for layer in range(LAYERS):
             records = self.record(count)
-            self.cache.stage(layer, request, start, records)
+            self.cache.stage(layer, request, start, records)  # its own moment, before the next step
             self.oracle[layer].stage(rows, self.cache.step_number)
             for i in range(count):
                 self.bytes[request, start + i, layer] = records[i]
@@ -190,12 +187,16 @@ class CacheMachine(RuleBasedStateMachine):
         if request is None or request.length == request.capacity:
             return
         length = request.length
-        with pytest.raises(RuntimeError, match="the model broke"), self.cache.step([request]):
-            for oracle in self.oracle:
-                oracle.insert([self.row(request, length)], self.cache.step_number)
-                oracle.forget([self.row(request, length)])
-            raise RuntimeError("the model broke")
+        with pytest.raises(RuntimeError, match="the model broke"):
+            self.break_in_a_step(request)
+        for oracle in self.oracle:
+            oracle.insert([self.row(request, length)], self.cache.step_number)
+            oracle.forget([self.row(request, length)])
         assert request.length == length
+
+    def break_in_a_step(self, request: CacheRequest) -> None:
+        with self.cache.step([request]):
+            raise RuntimeError("the model broke")
 
     @rule()
     def retract(self) -> None:
@@ -224,8 +225,7 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.pick(State.RETRACTED if retracted else State.ACTIVE)
         if request is None:
             return
-        if request.state is State.ACTIVE:
-            self.forget(request)
+        self.forget(request)
         self.cache.retire(request)
 
     def forget(self, request: CacheRequest) -> None:

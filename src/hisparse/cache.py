@@ -5,6 +5,7 @@ then, step by step, append the new record of every layer and resolve the layer's
 attention can read. The cache sees positions and bytes: no selector, model or dtype is named here.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class HierarchicalCache:
         debug: check at every resolve that positions are distinct and inside the history (reads back).
 
     Raises:
-        ValueError: a policy that does not exist.
+        ValueError: a policy that does not exist, or a selection state of another shape.
 
     Design: DESIGN.md sections 2 to 4; the idea is the HiSparse paper's (arXiv 2608.07009).
     """
@@ -102,9 +103,11 @@ class HierarchicalCache:
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
+        if selection_state is not None:
+            _check_selection_state(selection_state, layout)
         self.layout = layout
         self.policy = POLICIES[policy]
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
         self.host_pool = HostPool(layout, pinned=self.device.type == "cuda")
@@ -116,6 +119,8 @@ class HierarchicalCache:
         self.step_number = 0
         self._free_index = list(range(layout.max_requests - 1, -1, -1))
         self._step: Step | None = None
+        self._appended: set[int] = set()  # layers that got the step's records
+        self._failed_before = 0  # counters.failed when the step began
 
     # Requests come and go
 
@@ -135,6 +140,7 @@ class HierarchicalCache:
         self._check_can_ever_fit(max_positions)
         donor, shared = prefix or (None, 0)
         if donor is not None:
+            self._check_member(donor, State.ACTIVE)
             _check_prefix(donor, shared, max_positions)
         num_shared = shared // PAGE_RECORDS
         num_new = num_pages_for(max_positions) - num_shared
@@ -162,6 +168,7 @@ class HierarchicalCache:
         """Let a request go: its slots, its host pages and its selection state are free again."""
         self._check_idle("retire")
         self._check_member(request)
+        self._release_slots(request)
         if request.state is State.ACTIVE:
             self._leave_device(request)
         self.host_pool.pages.let_go(request.pages)
@@ -179,6 +186,7 @@ class HierarchicalCache:
         self._check_member(request, State.ACTIVE)
         if self.selection_state is not None:
             request.saved_state = self.selection_state.save(request.state_pages)
+        self._release_slots(request)
         self._leave_device(request)
         request.state = State.RETRACTED
 
@@ -224,6 +232,7 @@ class HierarchicalCache:
             raise ValueError(
                 f"positions {start} to {end - 1} are past the {request.capacity} that the request was admitted with"
             )
+        self._tick()
         reference.stage(
             self.device_pool.layer(layer),
             raw,
@@ -242,6 +251,7 @@ class HierarchicalCache:
         tile is overwritten two tiles later.
         """
         self._check_layer(layer)
+        self._check_member(request, State.ACTIVE)
         if not 0 <= end <= request.staged[layer]:
             raise ValueError(f"end must be 0 to {request.staged[layer]}, the positions staged, got {end}")
         return self.workspace.read(self.host_pool.records[layer], self._rows(request, 0, end))
@@ -252,15 +262,14 @@ class HierarchicalCache:
     def step(self, requests: Sequence[CacheRequest]) -> Iterator[Step]:
         """One decode step: every request gets one more position, with a slot in every layer.
 
-        Inside, call `append` and then `resolve` for each layer. If the body raises, the step is undone:
-        no request has grown.
+            Inside, call `append` and then `resolve` for each layer. If the body raises, the step is undone:
+            no request has grown.
 
-        Args:
-            requests: active ones, no two the same, each below its capacity.
+            Args:
+                requests: active ones, no two the same, each below its capacity.
 
-        Raises:
-            ValueError: a request that cannot take part. Nothing was changed.
-            HiSparseError: the selections of the step did not fit the pool.
+            Raises:
+        XX: the selections of the step did not fit the pool.
         """
         step = self._begin(requests)
         try:
@@ -286,6 +295,7 @@ class HierarchicalCache:
             raise ValueError(f"append takes {len(step.requests)} records, one a request, got {raw.shape[0]}")
         pool, host = self.device_pool.records[layer], self.host_pool.records[layer]
         reference.write_through(raw, step.slots[layer], step.rows, pool, host)
+        self._appended.add(layer)
 
     def resolve(self, layer: int, selection: Tensor) -> Tensor:
         """Bring every selected record into the device pool and say where it is.
@@ -336,7 +346,11 @@ class HierarchicalCache:
         )
 
     def check_integrity(self) -> None:
-        """Prove that no table contradicts another and no slot the host. Raises `IntegrityError` otherwise."""
+        """Prove that no table contradicts another and no slot the host. Raises `IntegrityError` otherwise.
+
+        Not inside a step, when new records have slots but are not written yet.
+        """
+        self._check_idle("check_integrity")
         check_cache(self)
 
     # Steps
@@ -344,15 +358,21 @@ class HierarchicalCache:
     def _begin(self, requests: Sequence[CacheRequest]) -> Step:
         self._check_idle("step")
         self._check_can_step(requests)
-        if self.step_number >= STEP_LIMIT:
-            self.step_number = self.device_pool.rebase_stamps()
-        self.step_number += 1
+        self._tick()
         request_index = torch.tensor([request.index for request in requests], device=self.device)
         positions = torch.tensor([request.length for request in requests], device=self.device)
         rows = rows_of(self.page_table[request_index], positions[:, None])[:, 0]
         slots = torch.stack([self._insert(layer, rows) for layer in range(self.layout.num_layers)])
+        self._appended = set()
+        self._failed_before = int(self.device_pool.counters.failed.sum())
         self._step = Step(tuple(requests), request_index, positions, positions + 1, rows, slots)
         return self._step
+
+    def _tick(self) -> None:
+        """What enters from now on is newer than all that is here."""
+        if self.step_number >= STEP_LIMIT:
+            self.step_number = self.device_pool.rebase_stamps()
+        self.step_number += 1
 
     def _insert(self, layer: int, rows: Tensor) -> Tensor:
         tables = self.device_pool.layer(layer)
@@ -361,10 +381,15 @@ class HierarchicalCache:
         return slots
 
     def _end(self, step: Step) -> None:
-        failed = int(self.device_pool.counters.failed.sum())
-        if failed:
+        missing = set(range(self.layout.num_layers)) - self._appended
+        failed = int(self.device_pool.counters.failed.sum()) - self._failed_before
+        if missing or failed:
             self._undo(step)
-            self.device_pool.counters.failed.zero_()
+        if missing:
+            raise ValueError(
+                f"the step ended without `append` for layers {sorted(missing)}: every layer needs its record"
+            )
+        if failed:
             raise HiSparseError(
                 f"{failed} selected records found no slot: more positions were resolved in one step than the "
                 f"device pool has slots ({self.layout.num_slots} a layer). Resolve each layer once a step"
@@ -401,12 +426,15 @@ class HierarchicalCache:
         if self.selection_state is not None:
             _write_line(self.selection_state.page_table, request.index, request.state_pages)
 
-    def _leave_device(self, request: CacheRequest) -> None:
-        """Free the slots of rows that no other request holds, the selection state, and the reservation."""
+    def _release_slots(self, request: CacheRequest) -> None:
+        """Free the slots of rows that no other request holds."""
         own = torch.tensor(self.host_pool.pages.held_once(request.pages), dtype=torch.int64, device=self.device)
         rows = (own[:, None] * PAGE_RECORDS + torch.arange(PAGE_RECORDS, device=self.device)).flatten()
         for layer in range(self.layout.num_layers):
             reference.release(self.device_pool.layer(layer), rows)
+
+    def _leave_device(self, request: CacheRequest) -> None:
+        """Free the selection state and the reservation."""
         if self.selection_state is not None:
             self.selection_state.pages.let_go(request.state_pages)
             self.selection_state.page_table[request.index] = -1
@@ -481,7 +509,7 @@ class HierarchicalCache:
 
     def _as_bytes(self, records: Tensor) -> Tensor:
         """The records as uint8 [n, record_bytes], whatever their shape and dtype."""
-        raw = records.contiguous().view(records.shape[0], -1).view(torch.uint8)
+        raw = records.contiguous().view(records.shape[0], math.prod(records.shape[1:])).view(torch.uint8)
         if raw.shape[1] != self.layout.record_bytes:
             raise ValueError(
                 f"a record has {self.layout.record_bytes} bytes in this cache, got {raw.shape[1]} "
@@ -495,9 +523,16 @@ def _write_line(page_table: Tensor, index: int, pages: Sequence[int]) -> None:
     page_table[index, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
 
 
+def _check_selection_state(state: SelectionState, layout: CacheLayout) -> None:
+    expected = (layout.max_requests, layout.max_pages)
+    if tuple(state.page_table.shape) != expected:
+        raise ValueError(
+            f"the selection state must have max_requests and max_pages of the layout, {expected}, "
+            f"got {tuple(state.page_table.shape)}"
+        )
+
+
 def _check_prefix(donor: CacheRequest, shared: int, max_positions: int) -> None:
-    if donor.state is not State.ACTIVE:
-        raise ValueError(f"a prefix can be shared from an active request only, got a {donor.state.value} one")
     if shared % PAGE_RECORDS or not 0 < shared <= donor.length:
         raise ValueError(
             f"a shared prefix is whole pages of {PAGE_RECORDS} of the donor's {donor.length} positions, got {shared}"

@@ -83,17 +83,19 @@ class DevicePool:
         return self._layers[layer]
 
     def rebase_stamps(self) -> int:
-        """Replace every stamp by its rank in its layer: the same order, small numbers again.
+        """Replace every time by its rank among its layer's times: the same order, small numbers again.
 
         Returns the step from which counting goes on, so that every stamp is of an earlier step.
         """
         for layer in self._layers:
-            for table in (layer.stamp, layer.entered):
-                table.copy_(torch.unique(table, return_inverse=True)[1].int())
+            times = torch.stack((layer.stamp, layer.entered))
+            stamp, entered = times.unique(return_inverse=True)[1].int()
+            layer.stamp.copy_(stamp)
+            layer.entered.copy_(entered)
             free = layer.row_of_slot < 0
             layer.stamp[free] = FREE
             layer.entered[free] = FREE
             layer.listed.zero_()  # the list's own stamp is gone: have it made again
             layer.cursor.zero_()
             layer.listed_at.fill_(FREE)
-        return int(self.tables.stamp.shape[1]) // 2 + 1
+        return int(self.tables.stamp.shape[1])

@@ -24,7 +24,8 @@ def check_cache(cache: "HierarchicalCache") -> None:
         _check_tables(layer, tables)
         _check_owned(layer, tables, live)
         _check_records(layer, tables, cache.records(layer), cache.host_pool.records[layer])
-    _check_page_table(cache)
+    _check_page_tables(cache)
+    _check_requests(cache)
 
 
 def _require(condition: bool | Tensor, layer: int, what: str) -> None:
@@ -57,9 +58,17 @@ def _check_tables(layer: int, tables: SlotTables) -> None:
         layer,
         "the free list is not the free slots, once each",
     )
-    listed = tables.order[: int(tables.listed)]
+    _require(((tables.entered == FREE) == ~used).all(), layer, "a slot has no time of entry, or a free one has")
+    _require((tables.entered <= tables.stamp).all(), layer, "a slot was used before its record entered")
+    _check_order(layer, tables)
+
+
+def _check_order(layer: int, tables: SlotTables) -> None:
+    cursor, num_listed, num_slots = int(tables.cursor), int(tables.listed), tables.order.shape[0]
+    _require(0 <= cursor <= num_listed <= num_slots, layer, "the cursor is outside the order, or the order too long")
+    listed = tables.order[:num_listed].long()
+    _require(((listed >= 0) & (listed < num_slots)).all(), layer, "the order names a slot that does not exist")
     _require(listed.unique().numel() == listed.numel(), layer, "a slot stands in the order twice")
-    _require(0 <= int(tables.cursor) <= int(tables.listed), layer, "the cursor is outside the order")
 
 
 def _check_owned(layer: int, tables: SlotTables, live: Tensor) -> None:
@@ -73,13 +82,22 @@ def _check_records(layer: int, tables: SlotTables, pool: Tensor, host: Tensor) -
     _require(torch.equal(pool[slots].to(host.device), host[rows]), layer, "a slot's bytes are not its host row's")
 
 
-def _check_page_table(cache: "HierarchicalCache") -> None:
-    active = [request for request in cache.requests if request.index >= 0]
-    for request in active:
-        line = cache.page_table[request.index].tolist()
-        expected = request.pages + [-1] * (len(line) - len(request.pages))
-        if line != expected:
-            raise IntegrityError("a request's line in the page table is not its pages")
-    indices = [request.index for request in active]
-    if len(set(indices)) != len(indices) or not set(indices).isdisjoint(cache._free_index):
-        raise IntegrityError("two requests share a line of the page table")
+def _check_page_tables(cache: "HierarchicalCache") -> None:
+    lines = {request.index: request for request in cache.requests if request.index >= 0}
+    taken = [request.index for request in cache.requests if request.index >= 0]
+    if sorted([*taken, *cache._free_index]) != list(range(cache.layout.max_requests)):
+        raise IntegrityError("the lines of the page table are not one a request on the device, the others free")
+    tables = [(cache.page_table, "pages")]
+    if cache.selection_state is not None:
+        tables.append((cache.selection_state.page_table, "state_pages"))
+    for table, name in tables:
+        for index, line in enumerate(table.tolist()):
+            pages = getattr(lines[index], name) if index in lines else []
+            if line != pages + [-1] * (len(line) - len(pages)):
+                raise IntegrityError(f"line {index} of a page table is not its request's {name}")
+
+
+def _check_requests(cache: "HierarchicalCache") -> None:
+    for request in cache.requests:
+        if not request.length == min(request.staged) <= max(request.staged) <= request.capacity:
+            raise IntegrityError("a request's length is not what all its layers have, or exceeds its capacity")

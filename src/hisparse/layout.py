@@ -46,17 +46,18 @@ class CacheLayout:
     num_slots: int = 0
 
     def __post_init__(self) -> None:
+        self._check_positive()
         if not self.max_positions:
             object.__setattr__(self, "max_positions", self.num_pages * PAGE_RECORDS)
         if not self.num_slots:
             object.__setattr__(self, "num_slots", self.max_requests * self.device_buffer_size)
-        self._check_positive()
         self._check_relations()
 
     def _check_positive(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            is_default = name in ("max_positions", "num_slots") and value == 0
+            if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and not is_default):
                 raise ValueError(f"{name} must be a positive whole number, got {value!r}")
 
     def _check_relations(self) -> None:
@@ -111,8 +112,8 @@ class CacheLayout:
 
     @property
     def table_bytes(self) -> int:
-        """Device bytes of the tables: one int32 a row and six a slot, in every layer, and the page table."""
-        per_layer = 4 * self.num_rows + 4 * 6 * self.num_slots
+        """Device bytes of the tables: in every layer an int32 a row, five a slot and four more; the page table."""
+        per_layer = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4
         return self.num_layers * per_layer + 4 * self.max_requests * self.max_pages
 
     def full_kv_bytes(self, num_positions: int) -> int:

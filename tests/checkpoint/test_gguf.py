@@ -119,20 +119,6 @@ def test_tokenizer(tmp_path: Path, llama: dict[str, Tensor]) -> None:
     assert loaded.stop_token_ids == (END_OF_TURN,)
 
 
-@pytest.mark.parametrize(("pre", "begins"), [("qwen2", False), ("llama-bpe", True)])
-def test_bos_is_added_where_the_family_does(pre: str, begins: bool, tmp_path: Path, llama: dict[str, Tensor]) -> None:
-    extra = {"tokenizer.ggml.bos_token_id": 256}
-    tokenizer = load(write_gguf(tmp_path / "tiny.gguf", "llama", llama, extra, pre)).tokenizer
-    ids = tokenizer("the")["input_ids"]
-    assert (ids[0] == 256) is begins
-    assert len(tokenizer("the", add_special_tokens=False)["input_ids"]) == 2
-
-
-def test_other_vocabularies_go_through_transformers(tmp_path: Path, llama: dict[str, Tensor]) -> None:
-    loaded = load(write_gguf(tmp_path / "tiny.gguf", "llama", llama, pre="some-new-one"))
-    assert loaded.tokenizer.decode(loaded.tokenizer("the 42")["input_ids"]) == "the 42"
-
-
 def test_llama3_rope_comes_from_its_divisors(tmp_path: Path, llama: dict[str, Tensor]) -> None:
     divisors = torch.tensor([1.0, 1, 1, 1, 2, 4, 8, 8])
     loaded = load(write_gguf(tmp_path / "tiny.gguf", "llama", llama | {"rope_freqs.weight": divisors}))

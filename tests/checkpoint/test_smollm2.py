@@ -30,7 +30,8 @@ def test_logits_and_tokens_equal_transformers() -> None:
         for tokenizer in (loaded.tokenizer, their_tokenizer)
     ]
     assert rendered[0] == rendered[1]
-    assert loaded.tokenizer.convert_tokens_to_ids("<|im_end|>") in loaded.stop_token_ids
+    assert "<|im_start|>user\nWhat is 12 + 30?<|im_end|>" in rendered[0]
+    assert loaded.stop_token_ids == (loaded.tokenizer.convert_tokens_to_ids("<|im_end|>"),) == (2,)
 
     tokens = torch.tensor(ids[:NUM_TOKENS])
     assert len(tokens) == NUM_TOKENS

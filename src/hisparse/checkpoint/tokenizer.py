@@ -30,6 +30,8 @@ def load_tokenizer(source: Path | GgufFile) -> "PreTrainedTokenizerBase":
     with _quiet_transformers():
         try:
             return _gguf_tokenizer(source) if isinstance(source, GgufFile) else _folder_tokenizer(source)
+        except CheckpointError:  # a kept copy is damaged: the message says so already
+            raise
         except Exception as error:  # transformers and tokenizers raise bare Exception for damaged files
             raise CheckpointError(
                 f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {error}; "

@@ -9,7 +9,7 @@ from hisparse.commands.progress import console
 from hisparse.commands.session import load_model, prepare, print_statistics
 from hisparse.commands.verify import build_verification, describe, print_verdict
 from hisparse.config import HiSparseConfig
-from hisparse.needle import PASSWORD, NEEDLE, QUESTION, ask, hide
+from hisparse.needle import NEEDLE, PASSWORD, QUESTION, ask, hide
 
 # Chosen by the sweep in LOG.md, where dense attention's own success stands beside it.
 DEPTH = 0.3

@@ -60,14 +60,16 @@ def _pop_victims(tables: SlotTables, count: int, step: int, policy: Policy) -> t
 
 
 def _walk_order(tables: SlotTables, count: int, step: int, policy: Policy) -> Tensor:
-    """Up to `count` entries from the cursor on, passing over free slots and those used too recently."""
+    """Up to `count` entries from the cursor on, but not free slots, those used too recently, and refilled ones."""
     if not count:
         return tables.order[:0].long()
-    limit = int(tables.listed_at) if policy.by_recency else fetched(step) - 1
+    listed_at, before_now = int(tables.listed_at), fetched(step) - 1
+    limit = min(listed_at, before_now) if policy.by_recency else before_now
     cursor = int(tables.cursor)
     candidates = tables.order[cursor : int(tables.listed)].long()
     stamps = tables.stamp[candidates]
-    chosen = ((stamps != FREE) & (stamps <= limit)).nonzero().flatten()[:count]
+    same_record = tables.entered[candidates] <= listed_at  # the slot did not change hands since
+    chosen = ((stamps != FREE) & (stamps <= limit) & same_record).nonzero().flatten()[:count]
     passed = int(chosen[-1]) + 1 if chosen.numel() == count else candidates.numel()
     tables.cursor.fill_(cursor + passed)
     return candidates[chosen]

@@ -10,13 +10,13 @@ def stage(
     tables: SlotTables,  # of one layer
     records: Tensor,  # [n, record_bytes] uint8
     rows: Tensor,  # [n] int64, in no slot
-    step: int,  # the last step that ended
+    step: int,  # after every step that has begun
     pool: Tensor,  # [N, record_bytes] uint8, one layer's slots
     host: Tensor,  # [rows, record_bytes] uint8, one layer's part of the host pool
 ) -> None:
     """Write every record to the host; the first ones also take what slots are free, and evict nobody.
 
-    They are stamped as fetched in the step that ended, never as used in one that is running.
+    They are stamped as fetched between two steps: newer than all that is here, older than the next step.
     """
     host.index_copy_(0, rows.to(host.device), records.to(host.device))
     slots = pop_free(tables, rows.numel())
