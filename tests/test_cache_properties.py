@@ -1,6 +1,7 @@
 """Any sequence of calls, any selections: the right bytes at every slot, the misses of textbook replacement."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,14 +77,14 @@ class CacheMachine(RuleBasedStateMachine):
         """Positions of one request; `length` counts the newest."""
         k = self.cache.layout.top_k
         last = [p for p in self.last.get((request, layer), []) if p < length]
-        choices = {
+        choices: dict[str, Callable[[], list[int]]] = {
             "everything": lambda: list(range(max(0, length - k), length)),
             "same": lambda: last[:k],
             "churn": lambda: [p for p in range(length) if p not in last][:k],
             "one": lambda: [self.random.randrange(length)],
             "newest only": lambda: [length - 1],
             "random": lambda: self.random.sample(range(length), min(self.random.randint(0, k), length)),
-            "nothing": list[int],
+            "nothing": lambda: [],
         }
         return choices[shape]()
 

@@ -6,6 +6,7 @@ nearest valid one.
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,7 +40,7 @@ class HiSparseConfig:
     host_to_device_ratio: float | None = None
     selector: str = "quest"
     policy: str = "lru"
-    quest_aggregation: str = "softmax_sum"
+    quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
     prefill_chunk: int = 512
 
@@ -57,8 +58,8 @@ class HiSparseConfig:
                 f"got {self.device_buffer_size}: use at least {self.top_k + 1}, {2 * self.top_k} is a good start"
             )
         ratio = self.host_to_device_ratio
-        if ratio is not None and (isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0):
-            raise ValueError(f"host_to_device_ratio must be a number above 0, got {ratio!r}")
+        if ratio is not None and not _is_positive(ratio):
+            raise ValueError(f"host_to_device_ratio must be a finite number above 0, got {ratio!r}")
         _check_choice("selector", self.selector, SELECTORS)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
@@ -85,7 +86,7 @@ def read_config(text_or_path: str) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text_or_path).read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"--hisparse-config takes a JSON object or the path of one, got {text_or_path!r} ({error})"
             ) from error
@@ -96,6 +97,10 @@ def read_config(text_or_path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"the configuration must be a JSON object, got {type(values).__name__}")
     return values
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _check_whole(name: str, value: object, least: int) -> None:

@@ -27,7 +27,7 @@ class Bar:
         self._done += count
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=self._done)
-        elif time.monotonic() - self._last_line > LINE_SECONDS:
+        elif count and time.monotonic() - self._last_line > LINE_SECONDS:
             self._last_line = time.monotonic()
             print(f"{self._title}: {self._done} of {self._total}", file=sys.stderr, flush=True)
 

@@ -1,6 +1,7 @@
 """The loop: schedule, run, sample, until every request is finished."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -11,14 +12,14 @@ from hisparse.engine.runner import Runner
 from hisparse.engine.sampler import Sampler
 from hisparse.engine.scheduler import Scheduler
 from hisparse.engine.text_stream import TextStream
-from hisparse.errors import HiSparseError
+from hisparse.errors import HiSparseError, ModelOutputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class Observer(Protocol):
-    """Sees every forward and every end of a request."""
+    """Sees every forward and every end of a request. It must not raise."""
 
     def ran(self, batch: Batch, logits: Tensor | None) -> None:
         """A forward was done; `logits` are [b, vocab], None for a chunk in the middle of a prompt."""
@@ -72,7 +73,7 @@ class Engine:
         """
         check_prompt(prompt, self._max_context)
         room = self._max_context - len(prompt)
-        params = params if params.max_tokens <= room else _with_max_tokens(params, room)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
         request = Request(self._next_id, list(prompt), params, TextStream(self._decode, params.stop))
         self.scheduler.add(request)
         self._requests[request.id] = request
@@ -80,7 +81,11 @@ class Engine:
         return request
 
     def step(self) -> list[Request]:
-        """One forward; the requests that got a token from it."""
+        """One forward; the requests that got a token from it.
+
+        Raises `ModelOutputError` if a request's logits cannot be sampled from. That request has ended then;
+        the others of the batch have their tokens, and stepping on is safe.
+        """
         batch = self.scheduler.schedule()
         if batch is None:
             return []
@@ -104,7 +109,7 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request now, whatever it is doing, and free all it held."""
         if request.state is not RequestState.FINISHED:
-            self._remove(request)
+            self._finish(request, FinishReason.CANCELLED)
 
     def _prefill(self, chunk: PrefillChunk) -> list[Request]:
         request = self._requests[chunk.request_id]
@@ -117,8 +122,15 @@ class Engine:
         return self._take_tokens(logits, [request])
 
     def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
+        failed = []
         for request, token in zip(requests, self._sampler.sample(logits, requests), strict=True):
-            self._take_token(request, token)
+            if token is None:
+                failed.append(request)
+                self._finish(request, FinishReason.ERROR)
+            else:
+                self._take_token(request, token)
+        if failed:
+            raise _no_output(failed[0])
         return requests
 
     def _take_token(self, request: Request, token: int) -> None:
@@ -133,7 +145,8 @@ class Engine:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.stream.finish()
-        request.finish_reason = FinishReason.STOP if request.stream.stopped else reason
+        completed = request.stream.stopped and reason is FinishReason.LENGTH  # the last token's text was held back
+        request.finish_reason = FinishReason.STOP if completed else reason
         self._remove(request)
 
     def _remove(self, request: Request) -> None:
@@ -154,6 +167,14 @@ class Engine:
         return text
 
 
+def _no_output(request: Request) -> ModelOutputError:
+    position = len(request.prompt) + len(request.output)
+    return ModelOutputError(
+        f"the model produced NaN or infinite logits for request {request.id} at position {position}: "
+        f"the checkpoint is damaged, or its dtype overflows (try float32)"
+    )
+
+
 def check_prompt(prompt: Sequence[int], max_context: int) -> None:
     """Raise `ValueError` unless the prompt has tokens and leaves room for an answer in the model's context."""
     if not prompt:
@@ -163,9 +184,3 @@ def check_prompt(prompt: Sequence[int], max_context: int) -> None:
             f"the prompt has {len(prompt)} tokens, the model's context {max_context}, and the answer needs room: "
             f"shorten it by at least {len(prompt) - max_context + 1} tokens"
         )
-
-
-def _with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    from dataclasses import replace
-
-    return replace(params, max_tokens=max_tokens)

@@ -59,6 +59,8 @@ class FinishReason(Enum):
 
     STOP = "stop"  # a stop token or string
     LENGTH = "length"  # max_tokens, or the model's context
+    CANCELLED = "cancelled"
+    ERROR = "error"  # the model's output could not be sampled from
 
 
 @dataclass(eq=False)

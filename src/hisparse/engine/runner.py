@@ -77,8 +77,12 @@ class Runner:
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> Tensor:
         """One token of each request; logits [b, vocab] float32."""
+        requests = [self._requests[request_id] for request_id in batch.request_ids]
+        lengths = tuple(request.length for request in requests)
+        if lengths != batch.positions:
+            raise ValueError(f"the batch is for positions {batch.positions}, and the cache is at {lengths}")
         tokens = torch.tensor(batch.tokens, device=self.model.device)
-        with self.cache.step([self._requests[request_id] for request_id in batch.request_ids]) as step:
+        with self.cache.step(requests) as step:
             hidden = self.model.forward(tokens, step.positions, DecodeAttention(self, step))
         return self.model.logits(hidden)
 

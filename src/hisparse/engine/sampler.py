@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hisparse.engine.request import Request, SamplingParams
-from hisparse.errors import ModelOutputError
 
 
 class Sampler:
@@ -15,13 +14,16 @@ class Sampler:
     def __init__(self) -> None:
         self._streams: dict[int, torch.Generator] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
-        """A token for each row of `logits` ([b, vocab] float32).
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+        """A token for each row of `logits` ([b, vocab] float32); None for a row that cannot be sampled from.
 
-        Raises `ModelOutputError`, naming the request, if a row holds NaN or nothing that can be sampled.
+        Such a row holds NaN, positive infinity, or negative infinity alone.
         """
-        _check_logits(logits, requests)
-        return [self._sample_row(row, request) for row, request in zip(logits, requests, strict=True)]
+        bad = logits.isnan().any(dim=-1) | (logits.amax(dim=-1).abs() == torch.inf)
+        return [
+            None if is_bad else self._sample_row(row, request)
+            for row, request, is_bad in zip(logits, requests, bad.tolist(), strict=True)
+        ]
 
     def forget(self, request: Request) -> None:
         """Drop the random stream of a request that ended."""
@@ -47,7 +49,8 @@ class Sampler:
 
 def _restrict(logits: Tensor, params: SamplingParams) -> Tensor:
     """Logits over temperature, -inf for every token that top-k and top-p leave out; on the CPU."""
-    scaled = logits.cpu().double() / params.temperature
+    logits = logits.cpu().double()
+    scaled = (logits - logits.max()) / params.temperature  # the likeliest is 0, so that nothing overflows
     ordered, tokens = scaled.sort(descending=True, stable=True)
     if params.top_k:
         ordered[params.top_k :] = -torch.inf
@@ -55,14 +58,3 @@ def _restrict(logits: Tensor, params: SamplingParams) -> Tensor:
     before = probabilities.cumsum(dim=-1) - probabilities  # of all likelier tokens
     ordered[(before >= params.top_p) & (before > 0)] = -torch.inf
     return torch.full_like(scaled, -torch.inf).scatter_(0, tokens, ordered)
-
-
-def _check_logits(logits: Tensor, requests: Sequence[Request]) -> None:
-    bad = logits.isnan().any(dim=-1) | (logits.amax(dim=-1) == -torch.inf) | (logits == torch.inf).any(dim=-1)
-    if bad.any():
-        request = requests[int(bad.nonzero()[0])]
-        position = len(request.prompt) + len(request.output)
-        raise ModelOutputError(
-            f"the model produced NaN or infinite logits for request {request.id} at position {position}: "
-            f"the checkpoint is damaged, or its dtype overflows (try --dtype float32)"
-        )

@@ -25,20 +25,22 @@ class TextStream:
         self._read = 0  # tokens before here are in `text`
         self.text = ""
         self.stopped = False
+        self._finished = False
 
     def add(self, token: int) -> None:
         """Take one more token."""
         self._tokens.append(token)
-        self._advance(final=False)
+        self._advance()
 
     def finish(self) -> None:
         """No more tokens come: what was held back is text now."""
-        self._advance(final=True)
+        self._finished = True
+        self._advance()
 
     @property
     def settled(self) -> str:
         """The part of `text` that no stop string can still cut off: safe to show."""
-        if self.stopped:
+        if self.stopped or self._finished:
             return self.text
         longest = max((len(stop) for stop in self._stop), default=0)
         for held in range(min(longest - 1, len(self.text)), 0, -1):
@@ -46,14 +48,16 @@ class TextStream:
                 return self.text[:-held]
         return self.text
 
-    def _advance(self, *, final: bool) -> None:
+    def _advance(self) -> None:
         before = self._decode(self._tokens[self._window : self._read])
         whole = self._decode(self._tokens[self._window :])
-        if self.stopped or (whole.endswith(UNFINISHED) and not final):
+        if self.stopped or (whole.endswith(UNFINISHED) and not self._finished):
             return
         searched = len(self.text)
         self.text += whole[len(before) :]
-        self._window, self._read = self._read, len(self._tokens)
+        if self._decode(self._tokens[self._read :]):  # a window of tokens without text would lose a leading space
+            self._window = self._read
+        self._read = len(self._tokens)
         self._cut_at_stop(searched)
 
     def _cut_at_stop(self, searched: int) -> None:

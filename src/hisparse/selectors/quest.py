@@ -64,7 +64,7 @@ class Quest:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
-        aggregation: str = "softmax_sum",
+        aggregation: str = "max",
         per_kv_head: bool = False,
     ) -> None:
         if top_k < QUEST_PAGE:

@@ -1,0 +1,170 @@
+"""Logits to tokens: greedy, and distributions against a computation by hand."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hisparse.engine import Request, SamplingParams
+from hisparse.engine.sampler import Sampler
+from hisparse.engine.text_stream import TextStream
+
+NUM_DRAWS = 4000
+LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5, -torch.inf])
+
+
+def make_request(request_id: int = 0, **params: Any) -> Request:
+    return Request(request_id, [1, 2, 3], SamplingParams(**params), TextStream(str))
+
+
+def draw(logits: Tensor, count: int = NUM_DRAWS, **params: Any) -> list[int]:
+    sampler, request = Sampler(), make_request(**({"seed": 11} | params))
+    tokens = [sampler.sample(logits[None], [request])[0] for _ in range(count)]
+    return [token for token in tokens if token is not None]
+
+
+def by_hand(temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+    """Probabilities of `LOGITS`: temperature, then the top_k likeliest, then as few of those as reach top_p."""
+    weights = {token: math.exp(logit / temperature) for token, logit in enumerate(LOGITS.tolist())}
+    kept = sorted(weights, key=lambda token: -weights[token])[: top_k or None]
+    total, reached, nucleus = sum(weights[token] for token in kept), 0.0, []
+    for token in kept:
+        if reached < top_p * total:
+            nucleus.append(token)
+        reached += weights[token]
+    mass = sum(weights[token] for token in nucleus)
+    return {token: weights[token] / mass for token in nucleus if weights[token]}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, 0, 1.0),
+        (0.5, 0, 1.0),
+        (3.0, 0, 1.0),
+        (1.0, 2, 1.0),
+        (1.0, 100, 1.0),
+        (1.0, 0, 0.5),
+        (1.0, 0, 0.85),
+        (2.0, 3, 0.7),
+        (1.0, 2, 0.6),  # top_p is of what top_k leaves: 0.62 for the first of two
+    ],
+)
+def test_distributions(temperature: float, top_k: int, top_p: float) -> None:
+    expected = by_hand(temperature, top_k, top_p)
+    drawn = Counter(draw(LOGITS, temperature=temperature, top_k=top_k, top_p=top_p))
+    assert set(drawn) <= set(expected)
+    for token, probability in expected.items():
+        deviation = math.sqrt(probability * (1 - probability) / NUM_DRAWS)
+        assert abs(drawn[token] / NUM_DRAWS - probability) <= 4 * deviation
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}])
+def test_what_leaves_only_the_likeliest(changes: dict[str, Any]) -> None:
+    assert set(draw(LOGITS, 50, **({"temperature": 1.0} | changes))) == {1}
+
+
+def test_the_smallest_temperature_leaves_only_the_likeliest() -> None:
+    assert set(draw(LOGITS, 50, temperature=1e-310)) == {1}
+
+
+def test_greedy_takes_the_largest() -> None:
+    logits = torch.stack([LOGITS, -LOGITS.clamp(min=-5)])
+    assert Sampler().sample(logits, [make_request(0), make_request(1)]) == [1, 5]
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    assert Sampler().sample(torch.zeros(1, 9), [make_request()]) == [0]
+
+
+def test_greedy_and_sampled_requests_share_a_batch() -> None:
+    sampler = Sampler()
+    requests = [make_request(0), make_request(1, temperature=1.0, top_k=2, seed=1)]
+    drawn = [sampler.sample(LOGITS.repeat(2, 1), requests) for _ in range(50)]
+    assert {greedy for greedy, _ in drawn} == {1}
+    assert {sampled for _, sampled in drawn} == {1, 4}
+
+
+def test_sampling_leaves_the_logits_alone() -> None:
+    logits = LOGITS.repeat(2, 1)
+    Sampler().sample(logits, [make_request(0, temperature=0.3, top_k=2, top_p=0.4), make_request(1)])
+    assert torch.equal(logits, LOGITS.repeat(2, 1))
+
+
+def test_a_seed_reproduces() -> None:
+    assert draw(LOGITS, 100, temperature=1.0, seed=5) == draw(LOGITS, 100, temperature=1.0, seed=5)
+    assert draw(LOGITS, 100, temperature=1.0, seed=5) != draw(LOGITS, 100, temperature=1.0, seed=6)
+
+
+def test_no_seed_differs_from_run_to_run() -> None:
+    assert draw(LOGITS, 100, temperature=1.0, seed=None) != draw(LOGITS, 100, temperature=1.0, seed=None)
+
+
+def test_a_seed_does_not_touch_the_global_stream() -> None:
+    before = torch.get_rng_state()
+    draw(LOGITS, 5, temperature=1.0)
+    draw(LOGITS, 5, temperature=1.0, seed=None)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_seed_does_not_depend_on_the_batch() -> None:
+    alone = draw(LOGITS, 60, temperature=1.0, seed=5)
+    sampler, request = Sampler(), make_request(7, temperature=1.0, seed=5)
+    others = [make_request(8, temperature=1.0, seed=5), make_request(9, temperature=2.0), make_request(10)]
+    crowded = []
+    for step in range(60):
+        batch = others[: step % 4]
+        batch.insert(step % (len(batch) + 1), request)
+        crowded.append(sampler.sample(LOGITS.repeat(len(batch), 1), batch)[batch.index(request)])
+    assert crowded == alone
+
+
+def test_a_forgotten_stream_starts_again() -> None:
+    sampler, request = Sampler(), make_request(temperature=1.0, seed=5)
+    first = [sampler.sample(LOGITS[None], [request])[0] for _ in range(40)]
+    sampler.forget(request)
+    assert [sampler.sample(LOGITS[None], [request])[0] for _ in range(40)] == first
+    sampler.forget(make_request(99))  # one that never drew anything
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_a_damaged_row_gets_no_token_and_the_others_do(damage: float, temperature: float) -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 3] = damage
+    requests = [make_request(request_id, temperature=temperature) for request_id in (40, 41, 42)]
+    tokens = Sampler().sample(logits, requests)
+    assert [token is None for token in tokens] == [False, True, False]
+
+
+def test_a_row_of_nothing_gets_no_token() -> None:
+    logits = torch.stack([LOGITS, torch.full_like(LOGITS, -torch.inf)])
+    assert Sampler().sample(logits, [make_request(3), make_request(4)]) == [1, None]
+
+
+def test_a_damaged_row_draws_from_no_stream() -> None:
+    sampler, request = Sampler(), make_request(1, temperature=1.0, seed=11)
+    assert sampler.sample(LOGITS[None] * torch.nan, [request]) == [None]
+    assert [sampler.sample(LOGITS[None], [request])[0] for _ in range(40)] == draw(LOGITS, 40, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0 .* got -0.1"),
+        ({"temperature": math.nan}, "temperature .* got nan"),
+        ({"temperature": math.inf}, "temperature .* got inf"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.1}, "top_p .* got 1.1"),
+        ({"top_p": math.nan}, "top_p .* got nan"),
+        ({"top_k": -1}, "top_k must be 0 .* got -1"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"stop": ("end", "")}, "a stop string must not be empty"),
+    ],
+)
+def test_sampling_parameters_out_of_range(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**changes)
