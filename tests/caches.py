@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hisparse.cache import CacheRequest, HierarchicalCache, Step
+from hisparse.admission import CacheRequest
+from hisparse.cache import HierarchicalCache, Step
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 from hisparse.selection_state import SelectionState
 
@@ -148,9 +149,9 @@ def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
         "counters": [counter.tolist() for counter in cache.device_pool.counters],
         "slots": cache.device_pool.records.tolist(),
         "host": cache.host_pool.records.tolist(),
-        "page table": cache.page_table.tolist(),
+        "page table": cache.admission.page_table.tolist(),
         "step": cache.step_number,
-        "free": [list(cache._free_index), *(pages._free.copy() for pages in pools)],
+        "free": [list(cache.admission.free_index), *(pages._free.copy() for pages in pools)],
         "references": [pages.references.copy() for pages in pools],
         "requests": [
             (r.state, r.length, r.index, list(r.pages), list(r.state_pages), list(r.staged)) for r in cache.requests

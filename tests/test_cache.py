@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hisparse.cache import CacheRequest, HierarchicalCache, State
+from hisparse.admission import CacheRequest, State
+from hisparse.cache import HierarchicalCache
 from hisparse.device_pool import STEP_LIMIT, fetched, hit
 from hisparse.errors import CapacityError, HiSparseError, NeverFitsError
 from hisparse.layout import PAGE_RECORDS

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from hisparse.cache import CacheRequest, HierarchicalCache, State
+from hisparse.admission import CacheRequest, State
+from hisparse.cache import HierarchicalCache
 from hisparse.errors import CapacityError
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 from hisparse.selection_state import SelectionState

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from hisparse.cache import CacheRequest, HierarchicalCache
+from hisparse.admission import CacheRequest
+from hisparse.cache import HierarchicalCache
 from hisparse.device_pool import SlotTables
 from hisparse.errors import IntegrityError
 from tests.caches import Driver, row_of, small_cache
@@ -68,13 +69,13 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
     "cursor below 0": (lambda c, r, t: t.cursor.fill_(-1), "the cursor is outside the order"),
     "a slot's bytes": (lambda c, r, t: c.device_pool.records.fill_(0), "bytes are not its host row's"),
     "host bytes": (lambda c, r, t: c.host_pool.records.fill_(0), "bytes are not its host row's"),
-    "page table": (lambda c, r, t: c.page_table[r.index, 1].fill_(7), "is not its request's pages"),
+    "page table": (lambda c, r, t: c.admission.page_table[r.index, 1].fill_(7), "is not its request's pages"),
     "request's pages": (lambda c, r, t: r.pages.pop(), "reference count"),
     "request's state pages": (lambda c, r, t: r.state_pages.pop(), "reference count"),
     "a page held by nobody": (lambda c, r, t: c.host_pool.pages.hold([7]), "reference count"),
     "a free page lost": (lambda c, r, t: c.host_pool.pages._free.pop(), "the free pages are not"),
     "line of a request is free": (
-        lambda c, r, t: c._free_index.append(r.index),
+        lambda c, r, t: c.admission.free_index.append(r.index),
         "the lines of the page table are not one a request",
     ),
     "request forgotten": (lambda c, r, t: c.requests.remove(r), "reference count"),
@@ -87,10 +88,10 @@ CORRUPTIONS: dict[str, tuple[Corrupt, str]] = {
     ),
     "page table of selection state": (lambda c, r, t: _state_table(c).fill_(3), "is not its request's state_pages"),
     "page table line of nobody": (
-        lambda c, r, t: c.page_table[c._free_index[0]].fill_(3),
+        lambda c, r, t: c.admission.page_table[c.admission.free_index[0]].fill_(3),
         "is not its request's pages",
     ),
-    "line lost": (lambda c, r, t: c._free_index.pop(), "the lines of the page table are not one a request"),
+    "line lost": (lambda c, r, t: c.admission.free_index.pop(), "the lines of the page table are not one a request"),
     "length": (lambda c, r, t: setattr(r, "length", r.length + 1), "length is not what all its layers have"),
 }
 

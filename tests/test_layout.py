@@ -38,14 +38,14 @@ def test_the_pools_have_the_sizes_that_the_layout_says() -> None:
     assert cache.device_pool.records.nbytes == layout.slots_bytes
     assert cache.workspace._tiles.nbytes == layout.workspace_bytes
     assert cache.host_pool.records.nbytes == layout.host_bytes
-    assert cache.page_table.shape == (layout.max_requests, layout.max_pages)
+    assert cache.admission.page_table.shape == (layout.max_requests, layout.max_pages)
     cache.check_integrity()
 
 
 def test_table_bytes_are_those_of_the_tables() -> None:
     cache = small_cache(num_slots=17)
     tables = sum(table.nbytes for table in cache.device_pool.tables)
-    assert cache.layout.table_bytes == tables + cache.page_table.nbytes
+    assert cache.layout.table_bytes == tables + cache.admission.page_table.nbytes
 
 
 def test_it_is_frozen() -> None:

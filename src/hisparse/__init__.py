@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hisparse.cache import CacheRequest, HierarchicalCache, Statistics, Step
+    from hisparse.admission import CacheRequest
+    from hisparse.cache import HierarchicalCache, Statistics, Step
     from hisparse.errors import (
         CapacityError,
         CheckpointError,
@@ -35,9 +36,14 @@ __all__ = [
     "Step",
 ]
 
-_MODULES = {"CacheLayout": "layout", "SelectionState": "selection_state"} | dict.fromkeys(
-    ("CacheRequest", "HierarchicalCache", "Statistics", "Step"), "cache"
-)
+_MODULES = {
+    "CacheLayout": "layout",
+    "CacheRequest": "admission",
+    "HierarchicalCache": "cache",
+    "SelectionState": "selection_state",
+    "Statistics": "cache",
+    "Step": "cache",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -8,46 +8,23 @@ attention can read. The cache sees positions and bytes: no selector, model or dt
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hisparse import reference
+from hisparse.admission import Admission, CacheRequest, State
 from hisparse.device_pool import STEP_LIMIT, DevicePool
-from hisparse.errors import CapacityError, HiSparseError, NeverFitsError
+from hisparse.errors import HiSparseError
 from hisparse.host_pool import HostPool, rows_of
 from hisparse.integrity import check_cache
-from hisparse.layout import PAGE_RECORDS, CacheLayout, num_pages_for
+from hisparse.layout import CacheLayout
 from hisparse.order import POLICIES
 from hisparse.reference.rebuild_order import order_is_due
 from hisparse.resolve import check_positions, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.workspace import Workspace
-
-
-class State(Enum):
-    """Where a request stands."""
-
-    ACTIVE = "active"  # it has a reservation and can take part in steps
-    RETRACTED = "retracted"  # its history is on the host; nothing of it is on the device
-    RETIRED = "retired"  # it is gone
-
-
-@dataclass(eq=False)
-class CacheRequest:
-    """A request's part of the cache. Made by `admit`; engines read it and hand it back."""
-
-    capacity: int  # positions it may ever have
-    pages: list[int]  # of the host pool
-    state_pages: list[int]  # of the selection state
-    length: int = 0  # positions whose records are complete in every layer
-    state: State = State.ACTIVE
-    index: int = -1  # its line in the page tables while active
-    staged: list[int] = field(default_factory=list)  # positions staged so far, by layer
-    saved_state: Tensor | None = None  # selection state while retracted
 
 
 class Step(NamedTuple):
@@ -103,8 +80,6 @@ class HierarchicalCache:
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
-        if selection_state is not None:
-            _check_selection_state(selection_state, layout)
         self.layout = layout
         self.policy = POLICIES[policy]
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
@@ -113,11 +88,8 @@ class HierarchicalCache:
         self.host_pool = HostPool(layout, pinned=self.device.type == "cuda")
         self.device_pool = DevicePool(layout, self.device)
         self.workspace = Workspace(layout, self.device)
-        shape = (layout.max_requests, layout.max_pages)
-        self.page_table = torch.full(shape, -1, dtype=torch.int32, device=self.device)
-        self.requests: list[CacheRequest] = []  # all that are not retired
+        self.admission = Admission(layout, self.host_pool.pages, selection_state, self.device)
         self.step_number = 0
-        self._free_index = list(range(layout.max_requests - 1, -1, -1))
         self._step: Step | None = None
         self._appended: set[int] = set()  # layers that got the step's records
         self._failed_before = 0  # counters.failed when the step began
@@ -137,44 +109,18 @@ class HierarchicalCache:
             CapacityError: it does not fit now. Nothing was taken.
             ValueError: a length below 1, or a prefix that cannot be shared.
         """
-        self._check_can_ever_fit(max_positions)
-        donor, shared = prefix or (None, 0)
-        if donor is not None:
-            self._check_member(donor, State.ACTIVE)
-            _check_prefix(donor, shared, max_positions)
-        num_shared = shared // PAGE_RECORDS
-        num_new = num_pages_for(max_positions) - num_shared
-        self._check_fits_now(num_new)
-        request = CacheRequest(max_positions, self.host_pool.pages.allocate(num_new), [], length=shared)
-        if self.selection_state is not None:
-            request.state_pages = self.selection_state.pages.allocate(num_new)
-        if donor is not None:
-            self._share(request, donor, num_shared)
-        request.staged = [shared] * self.layout.num_layers
-        self._give_index(request)
-        self.requests.append(request)
-        return request
+        return self.admission.admit(max_positions, prefix)
 
     def can_admit(self, max_positions: int) -> bool:
         """Whether `admit` would succeed now. Raises `NeverFitsError` if it never will."""
-        self._check_can_ever_fit(max_positions)
-        try:
-            self._check_fits_now(num_pages_for(max_positions))
-        except CapacityError:
-            return False
-        return True
+        return self.admission.can_admit(max_positions)
 
     def retire(self, request: CacheRequest) -> None:
         """Let a request go: its slots, its host pages and its selection state are free again."""
         self._check_idle("retire")
-        self._check_member(request)
-        self._release_slots(request)
-        if request.state is State.ACTIVE:
-            self._leave_device(request)
-        self.host_pool.pages.let_go(request.pages)
-        request.pages, request.saved_state = [], None
-        request.state = State.RETIRED
-        self.requests.remove(request)
+        self.admission.check_member(request)
+        self._release(self.admission.own_rows(request))
+        self.admission.retire(request)
 
     def retract(self, request: CacheRequest) -> None:
         """Take a request off the device: its slots, reservation and selection state are free for others.
@@ -183,24 +129,15 @@ class HierarchicalCache:
         computing anything again.
         """
         self._check_idle("retract")
-        self._check_member(request, State.ACTIVE)
-        if self.selection_state is not None:
-            request.saved_state = self.selection_state.save(request.state_pages)
-        self._release_slots(request)
-        self._leave_device(request)
-        request.state = State.RETRACTED
+        self.admission.check_member(request, State.ACTIVE)
+        self._release(self.admission.own_rows(request))
+        self.admission.retract(request)
 
     def resume(self, request: CacheRequest) -> None:
         """Put a retracted request back. Raises `CapacityError`, changing nothing, while there is no room."""
         self._check_idle("resume")
-        self._check_member(request, State.RETRACTED)
-        self._check_fits_now(0, num_state_pages=len(request.pages))
-        if self.selection_state is not None and request.saved_state is not None:
-            request.state_pages = self.selection_state.pages.allocate(len(request.pages))
-            self.selection_state.restore(request.state_pages, request.saved_state)
-        request.saved_state = None
-        request.state = State.ACTIVE
-        self._give_index(request)
+        self.admission.check_member(request, State.RETRACTED)
+        self.admission.resume(request)
 
     # Prefill
 
@@ -221,7 +158,7 @@ class HierarchicalCache:
         """
         self._check_idle("stage")
         self._check_layer(layer)
-        self._check_member(request, State.ACTIVE)
+        self.admission.check_member(request, State.ACTIVE)
         raw = self._as_bytes(records)
         end = start + raw.shape[0]
         if start != request.staged[layer]:
@@ -236,7 +173,7 @@ class HierarchicalCache:
         reference.stage(
             self.device_pool.layer(layer),
             raw,
-            self._rows(request, start, end),
+            self.admission.rows(request, start, end),
             self.step_number,
             self.device_pool.records[layer],
             self.host_pool.records[layer],
@@ -251,10 +188,10 @@ class HierarchicalCache:
         tile is overwritten two tiles later.
         """
         self._check_layer(layer)
-        self._check_member(request, State.ACTIVE)
+        self.admission.check_member(request, State.ACTIVE)
         if not 0 <= end <= request.staged[layer]:
             raise ValueError(f"end must be 0 to {request.staged[layer]}, the positions staged, got {end}")
-        return self.workspace.read(self.host_pool.records[layer], self._rows(request, 0, end))
+        return self.workspace.read(self.host_pool.records[layer], self.admission.rows(request, 0, end))
 
     # Decode
 
@@ -318,7 +255,7 @@ class HierarchicalCache:
         if self.debug:
             check_positions(selection, step.lengths)
         tables = self.device_pool.layer(layer)
-        rows = rows_of(self.page_table[step.request_index], selection)
+        rows = rows_of(self.admission.page_table[step.request_index], selection)
         pool, host = self.device_pool.records[layer], self.host_pool.records[layer]
         resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool)
         self._count(layer, resolved)
@@ -332,6 +269,11 @@ class HierarchicalCache:
         return self.device_pool.records[layer]
 
     # Looking inside
+
+    @property
+    def requests(self) -> list[CacheRequest]:
+        """All requests that are not retired, in the order of their admission."""
+        return self.admission.requests
 
     def statistics(self) -> Statistics:
         """Totals over all layers since the start."""
@@ -357,11 +299,11 @@ class HierarchicalCache:
 
     def _begin(self, requests: Sequence[CacheRequest]) -> Step:
         self._check_idle("step")
-        self._check_can_step(requests)
+        self.admission.check_can_step(requests)
         self._tick()
         request_index = torch.tensor([request.index for request in requests], device=self.device)
         positions = torch.tensor([request.length for request in requests], device=self.device)
-        rows = rows_of(self.page_table[request_index], positions[:, None])[:, 0]
+        rows = rows_of(self.admission.page_table[request_index], positions[:, None])[:, 0]
         slots = torch.stack([self._insert(layer, rows) for layer in range(self.layout.num_layers)])
         self._appended = set()
         self._failed_before = int(self.device_pool.counters.failed.sum())
@@ -400,8 +342,12 @@ class HierarchicalCache:
 
     def _undo(self, step: Step) -> None:
         """Free the slots that the step's new records took; the records themselves never counted."""
+        self._release(step.rows)
+
+    def _release(self, rows: Tensor) -> None:
+        """Free the slots of `rows` in every layer."""
         for layer in range(self.layout.num_layers):
-            reference.release(self.device_pool.layer(layer), step.rows)
+            reference.release(self.device_pool.layer(layer), rows)
 
     def _count(self, layer: int, resolved: reference.Resolved) -> None:
         counters = self.device_pool.counters
@@ -410,89 +356,7 @@ class HierarchicalCache:
         counters.exhausted[layer] += resolved.exhausted
         counters.failed[layer] += resolved.failed
 
-    # Requests
-
-    def _share(self, request: CacheRequest, donor: CacheRequest, num_shared: int) -> None:
-        """Put the donor's first pages before the request's own."""
-        self.host_pool.pages.hold(donor.pages[:num_shared])
-        request.pages = donor.pages[:num_shared] + request.pages
-        if self.selection_state is not None:
-            self.selection_state.pages.hold(donor.state_pages[:num_shared])
-            request.state_pages = donor.state_pages[:num_shared] + request.state_pages
-
-    def _give_index(self, request: CacheRequest) -> None:
-        request.index = self._free_index.pop()
-        _write_line(self.page_table, request.index, request.pages)
-        if self.selection_state is not None:
-            _write_line(self.selection_state.page_table, request.index, request.state_pages)
-
-    def _release_slots(self, request: CacheRequest) -> None:
-        """Free the slots of rows that no other request holds."""
-        own = torch.tensor(self.host_pool.pages.held_once(request.pages), dtype=torch.int64, device=self.device)
-        rows = (own[:, None] * PAGE_RECORDS + torch.arange(PAGE_RECORDS, device=self.device)).flatten()
-        for layer in range(self.layout.num_layers):
-            reference.release(self.device_pool.layer(layer), rows)
-
-    def _leave_device(self, request: CacheRequest) -> None:
-        """Free the selection state and the reservation."""
-        if self.selection_state is not None:
-            self.selection_state.pages.let_go(request.state_pages)
-            self.selection_state.page_table[request.index] = -1
-            request.state_pages = []
-        self.page_table[request.index] = -1
-        self._free_index.append(request.index)
-        request.index = -1
-
-    def _rows(self, request: CacheRequest, start: int, end: int) -> Tensor:
-        positions = torch.arange(start, end, device=self.device)
-        return rows_of(self.page_table[request.index], positions)
-
     # Checks, one a boundary
-
-    def _check_can_ever_fit(self, max_positions: int) -> None:
-        if max_positions < 1:
-            raise ValueError(f"max_positions must be at least 1, got {max_positions}")
-        layout = self.layout
-        limit = min(layout.max_positions, layout.num_rows)
-        if self.selection_state is not None:
-            limit = min(limit, len(self.selection_state.pages.references) * PAGE_RECORDS)
-        if max_positions > limit:
-            raise NeverFitsError(
-                f"a request of {max_positions} positions can never fit: one request can have {limit} "
-                f"(host pool {layout.num_rows} rows, {layout.max_positions} positions a request). "
-                f"Shorten it, or build the cache with more host pages"
-            )
-
-    def _check_fits_now(self, num_pages: int, num_state_pages: int | None = None) -> None:
-        if not self._free_index:
-            raise CapacityError(
-                f"all {self.layout.max_requests} reservations of the device pool are taken; wait for one"
-            )
-        pools = [("host", self.host_pool.pages.num_free, num_pages)]
-        if self.selection_state is not None:
-            wanted = num_pages if num_state_pages is None else num_state_pages
-            pools.append(("selection-state", self.selection_state.pages.num_free, wanted))
-        for name, free, wanted in pools:
-            if wanted > free:
-                raise CapacityError(f"{wanted} {name} pages are needed and {free} are free; wait for some")
-
-    def _check_can_step(self, requests: Sequence[CacheRequest]) -> None:
-        if not requests:
-            raise ValueError("a step needs at least one request")
-        if len({id(request) for request in requests}) != len(requests):
-            raise ValueError("a request can take part in a step only once")
-        for request in requests:
-            self._check_member(request, State.ACTIVE)
-            if len(set(request.staged)) != 1:
-                raise ValueError(f"a request's layers are staged unevenly, {request.staged}: finish its chunk first")
-            if request.length >= request.capacity:
-                raise ValueError(f"a request has used all {request.capacity} positions that it was admitted with")
-
-    def _check_member(self, request: CacheRequest, state: State | None = None) -> None:
-        if request not in self.requests:
-            raise ValueError(f"this request is not in the cache (it is {request.state.value})")
-        if state is not None and request.state is not state:
-            raise ValueError(f"this needs a request that is {state.value}, got one that is {request.state.value}")
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.num_layers:
@@ -516,26 +380,3 @@ class HierarchicalCache:
                 f"from {records.dtype} {list(records.shape)}"
             )
         return raw
-
-
-def _write_line(page_table: Tensor, index: int, pages: Sequence[int]) -> None:
-    page_table[index] = -1
-    page_table[index, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-
-
-def _check_selection_state(state: SelectionState, layout: CacheLayout) -> None:
-    expected = (layout.max_requests, layout.max_pages)
-    if tuple(state.page_table.shape) != expected:
-        raise ValueError(
-            f"the selection state must have max_requests and max_pages of the layout, {expected}, "
-            f"got {tuple(state.page_table.shape)}"
-        )
-
-
-def _check_prefix(donor: CacheRequest, shared: int, max_positions: int) -> None:
-    if shared % PAGE_RECORDS or not 0 < shared <= donor.length:
-        raise ValueError(
-            f"a shared prefix is whole pages of {PAGE_RECORDS} of the donor's {donor.length} positions, got {shared}"
-        )
-    if shared >= max_positions:
-        raise ValueError(f"max_positions must exceed the shared prefix of {shared}, got {max_positions}")

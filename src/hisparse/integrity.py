@@ -85,9 +85,9 @@ def _check_records(layer: int, tables: SlotTables, pool: Tensor, host: Tensor) -
 def _check_page_tables(cache: "HierarchicalCache") -> None:
     lines = {request.index: request for request in cache.requests if request.index >= 0}
     taken = [request.index for request in cache.requests if request.index >= 0]
-    if sorted([*taken, *cache._free_index]) != list(range(cache.layout.max_requests)):
+    if sorted([*taken, *cache.admission.free_index]) != list(range(cache.layout.max_requests)):
         raise IntegrityError("the lines of the page table are not one a request on the device, the others free")
-    tables = [(cache.page_table, "pages")]
+    tables = [(cache.admission.page_table, "pages")]
     if cache.selection_state is not None:
         tables.append((cache.selection_state.page_table, "state_pages"))
     for table, name in tables:

@@ -7,8 +7,9 @@ an attention context: it packs records, asks the selector, resolves, and attends
 import torch
 from torch import Tensor
 
+from hisparse.admission import CacheRequest
 from hisparse.attention import GroupedRecords, attend, attend_tiled
-from hisparse.cache import CacheRequest, HierarchicalCache, Step
+from hisparse.cache import HierarchicalCache, Step
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.errors import CapacityError
 from hisparse.layout import PAGE_RECORDS
