@@ -9,8 +9,11 @@ from torch import Tensor
 from hisparse.admission import CacheRequest
 from hisparse.cache import HierarchicalCache, Step
 from hisparse.layout import PAGE_RECORDS, CacheLayout
+from hisparse.order import POLICIES
 from hisparse.selection_state import SelectionState
 
+EVERY_POLICY = sorted(POLICIES)
+CHURN = [[0, 1, 2, 3], [4, 5, 6, 7], [0, 8, 9, 10], [1, 2, 11, 12], [4, 0, 3, 9], [13, 2, 7, 1], [5, 6, 10, 0]]
 GARBAGE = 0xFF  # a NaN in every floating-point dtype
 SMALL = {
     "num_layers": 2,
@@ -157,3 +160,7 @@ def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
             (r.state, r.length, r.index, list(r.pages), list(r.state_pages), list(r.staged)) for r in cache.requests
         ],
     }
+
+
+def new_driver(**changes: Any) -> Driver:
+    return Driver(small_cache(**changes))
