@@ -153,7 +153,7 @@ def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
         "slots": cache.device_pool.records.tolist(),
         "host": cache.host_pool.records.tolist(),
         "page table": cache.admission.page_table.tolist(),
-        "step": cache.step_number,
+        "step": cache.backend.step_number,
         "free": [list(cache.admission.free_index), *(pages._free.copy() for pages in pools)],
         "references": [pages.references.copy() for pages in pools],
         "requests": [

@@ -154,7 +154,7 @@ def test_rule_6_a_new_record_is_stamped_as_used_and_its_host_copy_does_not_read_
     with cache.step([request]) as step:
         for layer in range(2):
             tables = cache.device_pool.layer(layer)
-            assert tables.stamp[step.slots[layer]].tolist() == [fetched(cache.step_number)]
+            assert tables.stamp[step.slots[layer]].tolist() == [fetched(cache.backend.step_number)]
             assert torch.equal(tables.row_of_slot[step.slots[layer]].long(), step.rows)
         driver.append(step)
         cache.device_pool.records[0, step.slots[0]] = 0  # lost from the slot at once
@@ -203,7 +203,7 @@ def test_rule_8_staging_takes_free_slots_only_and_is_not_use_in_the_next_step(po
     assert resident(driver.cache, other) == list(range(7))
     assert tables.num_free == 0
     staged = tables.slot_of_row[[row_of(other, position) for position in range(7)]].long()
-    assert (tables.stamp[staged] < fetched(driver.cache.step_number + 1)).all()
+    assert (tables.stamp[staged] < fetched(driver.cache.backend.step_number + 1)).all()
     driver.stage(other, 3)  # none free: to the host alone
     assert resident(driver.cache, other) == list(range(7))
     driver.step({other: [22, 21, 20, 19]})
@@ -267,7 +267,7 @@ def test_rule_10_inside_a_step_fetched_records_leave_before_hits_and_lower_rows_
 @pytest.mark.parametrize("steps_before", range(5))
 def test_rule_10_eviction_is_the_same_across_the_renumbering_of_stamps(policy: str, steps_before: int) -> None:
     plain, near = (new_driver(policy=policy, max_requests=1) for _ in range(2))
-    near.cache.step_number = STEP_LIMIT - steps_before
+    near.cache.backend.step_number = STEP_LIMIT - steps_before
     histories: list[list[list[list[int]]]] = []
     for driver in (plain, near):
         request = driver.admit(staged=14)
@@ -275,19 +275,19 @@ def test_rule_10_eviction_is_the_same_across_the_renumbering_of_stamps(policy: s
         for positions in CHURN:
             driver.step({request: positions})
             histories[-1].append([resident(driver.cache, request, layer) for layer in range(2)])
-            assert int(driver.cache.device_pool.tables.stamp.max()) <= hit(driver.cache.step_number)
+            assert int(driver.cache.device_pool.tables.stamp.max()) <= hit(driver.cache.backend.step_number)
             driver.cache.check_integrity()
     assert histories[0] == histories[1]
-    assert near.cache.step_number < 1000  # it was renumbered
+    assert near.cache.backend.step_number < 1000  # it was renumbered
     assert plain.cache.statistics().misses == near.cache.statistics().misses
 
 
 def test_rule_10_the_last_stamps_before_renumbering_fit_int32() -> None:
     driver = new_driver()
     request = driver.admit(staged=10)
-    driver.cache.step_number = STEP_LIMIT - 1
+    driver.cache.backend.step_number = STEP_LIMIT - 1
     driver.step({request: [0, 1]})
-    assert driver.cache.step_number == STEP_LIMIT
+    assert driver.cache.backend.step_number == STEP_LIMIT
     assert driver.cache.device_pool.tables.stamp.max() == hit(STEP_LIMIT)
     assert hit(STEP_LIMIT) < 2**31
     driver.stage(request, 5)

@@ -129,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
         for layer in range(LAYERS):
             records = self.record(count)
             self.cache.stage(layer, request, start, records)  # its own moment, before the next step
-            self.oracle[layer].stage(rows, self.cache.step_number)
+            self.oracle[layer].stage(rows, self.cache.backend.step_number)
             for i in range(count):
                 self.bytes[request, start + i, layer] = records[i]
         assert request.length == start + count
@@ -142,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         lengths = [request.length + 1 for request in requests]
         with self.cache.step(requests) as step:
-            now = self.cache.step_number
+            now = self.cache.backend.step_number
             new_rows = [self.row(r, n - 1) for r, n in zip(requests, lengths, strict=True)]
             assert step.rows.tolist() == new_rows
             for layer, shape in enumerate(shapes):
@@ -192,7 +192,7 @@ class CacheMachine(RuleBasedStateMachine):
         with pytest.raises(RuntimeError, match="the model broke"):
             self.break_in_a_step(request)
         for oracle in self.oracle:
-            oracle.insert([self.row(request, length)], self.cache.step_number)
+            oracle.insert([self.row(request, length)], self.cache.backend.step_number)
             oracle.forget([self.row(request, length)])
         assert request.length == length
 
@@ -235,11 +235,11 @@ class CacheMachine(RuleBasedStateMachine):
         for oracle in self.oracle:
             oracle.forget([page * PAGE_RECORDS + i for page in own for i in range(PAGE_RECORDS)])
 
-    @precondition(lambda self: self.cache.step_number > 0)
+    @precondition(lambda self: self.cache.backend.step_number > 0)
     @rule()
     def near_the_stamp_limit(self) -> None:
         """Renumber as the cache does just before int32 overflows; the order of eviction must not change."""
-        self.cache.step_number = self.cache.device_pool.rebase_stamps()
+        self.cache.backend.step_number = self.cache.device_pool.rebase_stamps()
         for oracle in self.oracle:  # the oracle keeps its own times: shift them below the new count
             for times in (oracle.used, oracle.entered):
                 ranks = {time: i for i, time in enumerate(sorted(set(times.values())))}

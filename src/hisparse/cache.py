@@ -13,15 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hisparse import reference
 from hisparse.admission import Admission, CacheRequest, State
-from hisparse.device_pool import STEP_LIMIT, DevicePool
+from hisparse.backend import Backend, ReferenceBackend
 from hisparse.errors import HiSparseError
-from hisparse.host_pool import HostPool, rows_of
+from hisparse.host_pool import rows_of
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
 from hisparse.order import POLICIES
-from hisparse.reference.rebuild_order import order_is_due
 from hisparse.resolve import check_positions, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.workspace import Workspace
@@ -81,15 +79,14 @@ class HierarchicalCache:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
         self.layout = layout
-        self.policy = POLICIES[policy]
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        self.host_pool = HostPool(layout, pinned=self.device.type == "cuda")
-        self.device_pool = DevicePool(layout, self.device)
+        self.backend: Backend = ReferenceBackend(layout, POLICIES[policy], self.device)
+        self.host_pool = self.backend.host_pool
+        self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
         self.admission = Admission(layout, self.host_pool.pages, selection_state, self.device)
-        self.step_number = 0
         self._step: Step | None = None
         self._appended: set[int] = set()  # layers that got the step's records
         self._failed_before = 0  # counters.failed when the step began
@@ -119,7 +116,7 @@ class HierarchicalCache:
         """Let a request go: its slots, its host pages and its selection state are free again."""
         self._check_idle("retire")
         self.admission.check_member(request)
-        self._release(self.admission.own_rows(request))
+        self.backend.release(self.admission.own_rows(request))
         self.admission.retire(request)
 
     def retract(self, request: CacheRequest) -> None:
@@ -130,7 +127,7 @@ class HierarchicalCache:
         """
         self._check_idle("retract")
         self.admission.check_member(request, State.ACTIVE)
-        self._release(self.admission.own_rows(request))
+        self.backend.release(self.admission.own_rows(request))
         self.admission.retract(request)
 
     def resume(self, request: CacheRequest) -> None:
@@ -169,15 +166,7 @@ class HierarchicalCache:
             raise ValueError(
                 f"positions {start} to {end - 1} are past the {request.capacity} that the request was admitted with"
             )
-        self._tick()
-        reference.stage(
-            self.device_pool.layer(layer),
-            raw,
-            self.admission.rows(request, start, end),
-            self.step_number,
-            self.device_pool.records[layer],
-            self.host_pool.records[layer],
-        )
+        self.backend.stage(layer, raw, self.admission.rows(request, start, end))
         request.staged[layer] = end
         request.length = min(request.staged)
 
@@ -199,14 +188,15 @@ class HierarchicalCache:
     def step(self, requests: Sequence[CacheRequest]) -> Iterator[Step]:
         """One decode step: every request gets one more position, with a slot in every layer.
 
-            Inside, call `append` and then `resolve` for each layer. If the body raises, the step is undone:
-            no request has grown.
+        Inside, call `append` and then `resolve` for each layer. If the body raises, the step is undone:
+        no request has grown.
 
-            Args:
-                requests: active ones, no two the same, each below its capacity.
+        Args:
+            requests: active ones, no two the same, each below its capacity.
 
-            Raises:
-        XX: the selections of the step did not fit the pool.
+        Raises:
+            ValueError: a request that cannot take part, or a layer without `append`. No request has grown.
+            HiSparseError: the selections of the step did not fit the pool.
         """
         step = self._begin(requests)
         try:
@@ -230,8 +220,7 @@ class HierarchicalCache:
         raw = self._as_bytes(records)
         if raw.shape[0] != len(step.requests):
             raise ValueError(f"append takes {len(step.requests)} records, one a request, got {raw.shape[0]}")
-        pool, host = self.device_pool.records[layer], self.host_pool.records[layer]
-        reference.write_through(raw, step.slots[layer], step.rows, pool, host)
+        self.backend.write_through(layer, raw, step.slots[layer], step.rows)
         self._appended.add(layer)
 
     def resolve(self, layer: int, selection: Tensor) -> Tensor:
@@ -254,15 +243,7 @@ class HierarchicalCache:
         check_selection(selection, self.layout, len(step.requests), self.device)
         if self.debug:
             check_positions(selection, step.lengths)
-        tables = self.device_pool.layer(layer)
-        rows = rows_of(self.admission.page_table[step.request_index], selection)
-        pool, host = self.device_pool.records[layer], self.host_pool.records[layer]
-        resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool)
-        self._count(layer, resolved)
-        if order_is_due(tables, self.policy):
-            reference.rebuild_order(tables, self.step_number, self.policy, 2 * self.step_number + 1)
-            self.device_pool.counters.rebuilds[layer] += 1
-        return resolved.slots
+        return self.backend.resolve(layer, selection, step.request_index, self.admission.page_table)
 
     def records(self, layer: int) -> Tensor:
         """The layer's slots, uint8 [N, record_bytes]: what attention reads."""
@@ -300,27 +281,14 @@ class HierarchicalCache:
     def _begin(self, requests: Sequence[CacheRequest]) -> Step:
         self._check_idle("step")
         self.admission.check_can_step(requests)
-        self._tick()
         request_index = torch.tensor([request.index for request in requests], device=self.device)
         positions = torch.tensor([request.length for request in requests], device=self.device)
         rows = rows_of(self.admission.page_table[request_index], positions[:, None])[:, 0]
-        slots = torch.stack([self._insert(layer, rows) for layer in range(self.layout.num_layers)])
+        slots = self.backend.begin_step(rows)
         self._appended = set()
         self._failed_before = int(self.device_pool.counters.failed.sum())
         self._step = Step(tuple(requests), request_index, positions, positions + 1, rows, slots)
         return self._step
-
-    def _tick(self) -> None:
-        """What enters from now on is newer than all that is here."""
-        if self.step_number >= STEP_LIMIT:
-            self.step_number = self.device_pool.rebase_stamps()
-        self.step_number += 1
-
-    def _insert(self, layer: int, rows: Tensor) -> Tensor:
-        tables = self.device_pool.layer(layer)
-        slots, exhausted = reference.insert(tables, rows, self.step_number, self.policy)
-        self.device_pool.counters.exhausted[layer] += exhausted
-        return slots
 
     def _end(self, step: Step) -> None:
         missing = set(range(self.layout.num_layers)) - self._appended
@@ -342,19 +310,7 @@ class HierarchicalCache:
 
     def _undo(self, step: Step) -> None:
         """Free the slots that the step's new records took; the records themselves never counted."""
-        self._release(step.rows)
-
-    def _release(self, rows: Tensor) -> None:
-        """Free the slots of `rows` in every layer."""
-        for layer in range(self.layout.num_layers):
-            reference.release(self.device_pool.layer(layer), rows)
-
-    def _count(self, layer: int, resolved: reference.Resolved) -> None:
-        counters = self.device_pool.counters
-        counters.hits[layer] += resolved.hits
-        counters.misses[layer] += resolved.misses
-        counters.exhausted[layer] += resolved.exhausted
-        counters.failed[layer] += resolved.failed
+        self.backend.release(step.rows)
 
     # Checks, one a boundary
 
