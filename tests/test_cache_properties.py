@@ -27,6 +27,7 @@ class CacheMachine(RuleBasedStateMachine):
     """Drives a small cache and the oracle side by side."""
 
     policy = "lru"
+    device = "cpu"
 
     @initialize(
         top_k=st.integers(1, 40),
@@ -53,8 +54,11 @@ class CacheMachine(RuleBasedStateMachine):
             dtype=torch.float32,
             max_requests=max_requests,
             max_pages=layout.max_pages,
+            device=self.device,
         )
-        self.cache = HierarchicalCache(layout, policy=self.policy, selection_state=state, debug=True)
+        self.cache = HierarchicalCache(
+            layout, policy=self.policy, device=self.device, selection_state=state, debug=True
+        )
         self.oracle = [LayerOracle(layout.num_slots, self.policy) for _ in range(LAYERS)]
         self.bytes: dict[tuple[CacheRequest, int, int], Tensor] = {}  # (request, position, layer) -> record
         self.state: dict[CacheRequest, Tensor] = {}
@@ -69,7 +73,8 @@ class CacheMachine(RuleBasedStateMachine):
         return self.random.choice(requests) if requests else None
 
     def record(self, count: int) -> Tensor:
-        return torch.randint(0, 256, (count, RECORD_BYTES), dtype=torch.uint8, generator=self.torch_random)
+        records = torch.randint(0, 256, (count, RECORD_BYTES), dtype=torch.uint8, generator=self.torch_random)
+        return records.to(self.device)
 
     def row(self, request: CacheRequest, position: int) -> int:
         return request.pages[position // PAGE_RECORDS] * PAGE_RECORDS + position % PAGE_RECORDS
@@ -115,7 +120,7 @@ class CacheMachine(RuleBasedStateMachine):
         state = self.cache.selection_state
         assert state is not None
         own = state.pages.held_once(request.state_pages)
-        state.data[:, own] = torch.rand(LAYERS, len(own), 3, generator=self.torch_random)
+        state.data[:, own] = torch.rand(LAYERS, len(own), 3, generator=self.torch_random).to(self.device)
         self.state[request] = state.data[:, request.state_pages].clone()
 
     @rule(count=st.integers(1, 150))
@@ -171,7 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
                 selection[i, place] = position
             self.last[request, layer] = chosen
             rows += [self.row(request, position) for position in chosen]
-        slots = self.cache.resolve(layer, selection)
+        slots = self.cache.resolve(layer, selection.to(self.device)).cpu()
         oracle.resolve(rows, now)
         self.check_slots(layer, requests, selection, slots)
 

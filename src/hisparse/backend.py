@@ -39,6 +39,9 @@ class Backend(Protocol):
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free."""
 
+    def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
+        """Copy the records of `rows` (int64 [n]) from the host pool to `out`, uint8 [n, record_bytes]."""
+
     def release(self, rows: Tensor) -> None:
         """Free the slots of `rows` (int64 [n]) in every layer."""
 
@@ -78,6 +81,11 @@ class ReferenceBackend:
         self._tick()
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
         reference.stage(self.device_pool.layer(layer), records, rows, self.step_number, pool, host)
+
+    def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
+        """See `Backend`."""
+        host = self.host_pool.records[layer]
+        out.copy_(host.index_select(0, rows.to(host.device)))
 
     def release(self, rows: Tensor) -> None:
         """See `Backend`."""

@@ -8,6 +8,7 @@ attention can read. The cache sees positions and bytes: no selector, model or dt
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from hisparse.errors import HiSparseError
 from hisparse.host_pool import rows_of
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
-from hisparse.order import POLICIES
+from hisparse.order import POLICIES, Policy
 from hisparse.resolve import check_positions, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.workspace import Workspace
@@ -82,7 +83,7 @@ class HierarchicalCache:
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        self.backend: Backend = ReferenceBackend(layout, POLICIES[policy], self.device)
+        self.backend = _new_backend(layout, POLICIES[policy], self.device)
         self.host_pool = self.backend.host_pool
         self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
@@ -180,7 +181,7 @@ class HierarchicalCache:
         self.admission.check_member(request, State.ACTIVE)
         if not 0 <= end <= request.staged[layer]:
             raise ValueError(f"end must be 0 to {request.staged[layer]}, the positions staged, got {end}")
-        return self.workspace.read(self.host_pool.records[layer], self.admission.rows(request, 0, end))
+        return self.workspace.read(partial(self.backend.fetch, layer), self.admission.rows(request, 0, end))
 
     # Decode
 
@@ -336,3 +337,11 @@ class HierarchicalCache:
                 f"from {records.dtype} {list(records.shape)}"
             )
         return raw
+
+
+def _new_backend(layout: CacheLayout, policy: Policy, device: torch.device) -> Backend:
+    if device.type == "cuda":
+        from hisparse.kernels.backend import KernelBackend  # needs cuda-bindings
+
+        return KernelBackend(layout, policy, device)
+    return ReferenceBackend(layout, policy, device)

@@ -4,7 +4,7 @@ Fed by the host pool; read by attention/tiled.py. Two tiles take turns, so that 
 filled while this one is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ class Workspace:
         shape = (NUM_TILES, TILE_RECORDS, layout.record_bytes)
         self._tiles = torch.empty(shape, dtype=torch.uint8, device=device)
 
-    def read(self, host: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    def read(self, fetch: Callable[[Tensor, Tensor], None], rows: Tensor) -> Iterator[Tensor]:
         """Yield the records of `rows` in order, at most 1,024 at a time.
 
         Args:
-            host: [rows of the pool, record_bytes] uint8, one layer's part of the host pool.
+            fetch: given int64 [m] rows and uint8 [m, record_bytes] to fill, copies one layer's records there.
             rows: [n] int64.
 
         Yields:
@@ -32,5 +32,5 @@ class Workspace:
         for number, start in enumerate(range(0, rows.numel(), TILE_RECORDS)):
             chunk = rows[start : start + TILE_RECORDS]
             tile = self._tiles[number % NUM_TILES, : chunk.numel()]
-            tile.copy_(host.index_select(0, chunk.to(host.device)))
+            fetch(chunk, tile)
             yield tile
