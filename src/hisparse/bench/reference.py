@@ -45,6 +45,7 @@ def _resolve(cache: HierarchicalCache, selection: Tensor) -> tuple[float, int]:
     """Milliseconds of one resolve, and its misses."""
     before = cache.statistics().misses
     with cache.step(cache.requests):
+        cache.append(0, torch.zeros(BATCH, RECORD_BYTES, dtype=torch.uint8))
         seconds = _timed(partial(cache.resolve, 0, selection))
     return seconds * 1e3, cache.statistics().misses - before
 
