@@ -117,3 +117,16 @@ def test_history_of_a_retracted_request_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a request that is active, got one that is retracted"):
         list(driver.cache.history(0, retracted, 5))
     driver.cache.check_integrity()
+
+
+def test_positions_past_the_history_are_pads_without_debug_mode() -> None:
+    driver = new_driver(debug=False)
+    request = driver.admit(staged=10)
+    cache = driver.cache
+    beyond = torch.tensor([[3, 11, 63, 9999]], dtype=torch.int32)  # 11 comes next, 63 is in its pages, 9999 is not
+    with cache.step([request]) as step:
+        driver.append(step)
+        for layer in range(2):
+            assert (cache.resolve(layer, beyond)[0] >= 0).tolist() == [True, False, False, False]
+    driver.step({request: [10, 11]})
+    cache.check_integrity()

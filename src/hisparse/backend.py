@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Write uint8 [b, record_bytes] records to their slots and host rows."""
 
     def resolve(self, layer: int, selection: Tensor, request_index: Tensor, page_table: Tensor) -> Tensor:
-        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing."""
+        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing; negative: pad."""
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free."""

@@ -233,7 +233,8 @@ class HierarchicalCache:
                 position, whose record `append` takes, may be among them.
 
         Returns:
-            int32 [b, k] slots of `records(layer)`, -1 where the selection is -1. Valid until the step ends.
+            int32 [b, k] slots of `records(layer)`, -1 where the selection is negative or past the request's
+            history. Valid until the step ends.
 
         Raises:
             ValueError: a selection of another shape, dtype or device; in debug mode also positions outside
@@ -244,7 +245,8 @@ class HierarchicalCache:
         check_selection(selection, self.layout, len(step.requests), self.device)
         if self.debug:
             check_positions(selection, step.lengths)
-        return self.backend.resolve(layer, selection, step.request_index, self.admission.page_table)
+        known = selection.masked_fill(selection >= step.lengths[:, None], -1)
+        return self.backend.resolve(layer, known, step.request_index, self.admission.page_table)
 
     def records(self, layer: int) -> Tensor:
         """The layer's slots, uint8 [N, record_bytes]: what attention reads."""
