@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 # Extra arguments for installing torch alone, for instance the index of a CPU or CUDA build (see README).
 TORCH_ARGS ?=
 
-.PHONY: demo test lint setup
+.PHONY: demo test test-gpu lint setup
 
 demo: setup
 	$(BIN)/hisparse demo
 
 test: setup
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU: a test that would skip for want of one fails instead.
+test-gpu: setup
+	HISPARSE_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu
 
 lint: setup
 	$(BIN)/ruff check .

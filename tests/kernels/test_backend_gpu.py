@@ -64,6 +64,6 @@ def test_generation_equals_the_resident_run(tmp_path: Path, per_kv_head: bool) -
         if steps % 9 == 0 and engine.scheduler.running and engine.scheduler.running[0].output:
             engine.retract(engine.scheduler.running[0])
     assert verification.equal, verification.first_difference
-    assert all(len(request.output) == 40 for request in requests)
+    assert all(request.finish_reason for request in requests)
     assert engine.runner.cache.statistics().misses > 0
     engine.runner.cache.check_integrity()

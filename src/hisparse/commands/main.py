@@ -39,9 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if left.code == INTERRUPTED:
             _leave("interrupted", INTERRUPTED)
         raise
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except (HiSparseError, ValueError) as error:
         _leave(f"error: {error}", 2)
 

@@ -37,9 +37,7 @@ class KernelBackend:
 
     def begin_step(self, rows: Tensor) -> Tensor:
         """See `Backend`. Lists of victims that are due are made first, before anything claims from them."""
-        if self._step_number >= STEP_LIMIT:
-            self.step_number = self.device_pool.rebase_stamps()
-        self._step_number += 1
+        self._tick()
         tables, counters = self.device_pool.tables, self.device_pool.counters
         ops.rebuild_order(tables, counters, self._state, policy=self.policy.name)
         return ops.insert(tables, counters, self._state, rows, by_recency=self.policy.by_recency)
@@ -64,7 +62,9 @@ class KernelBackend:
         )
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
-        """See `Backend`."""
+        """See `Backend`. On the device a step of the layer's own; each layer stages each chunk, so one layer counts."""
+        if layer == 0:
+            self._tick()
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
         ops.stage(self.device_pool.tables, self._state, layer, records, rows, pool, host)
 
@@ -77,3 +77,9 @@ class KernelBackend:
     def release(self, rows: Tensor) -> None:
         """See `Backend`."""
         ops.release(self.device_pool.tables, self._state, rows)
+
+    def _tick(self) -> None:
+        """Count the step that the next launch begins on the device."""
+        if self._step_number >= STEP_LIMIT:
+            self.step_number = self.device_pool.rebase_stamps()
+        self._step_number += 1

@@ -6,6 +6,7 @@ written under a temporary name and renamed, so that several processes can start 
 """
 
 import hashlib
+import importlib
 import os
 import re
 import tempfile
@@ -125,8 +126,7 @@ def _write(path: Path, content: bytes) -> None:
 @cache
 def _nvrtc() -> Any:
     try:
-        from cuda.bindings import nvrtc
-
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
         nvrtc.nvrtcVersion()  # loads the library
     except Exception as error:  # ImportError, or whatever the loader of the shared library raises
         raise BuildError(
@@ -160,7 +160,7 @@ def _compile(source: str, options: list[str]) -> Build:
 
 def _read(get_size: Any, get: Any, program: Any) -> bytes:
     _, size = get_size(program)
-    buffer = b"\0" * size
+    buffer = bytes(int(size))  # NVRTC fills it in place
     get(program, buffer)
     return buffer
 

@@ -4,6 +4,7 @@ Fed by build.py; used by ops.py alone. A kernel is loaded once a device and kept
 """
 
 import ctypes
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +24,7 @@ class Kernel:
     function: Any  # CUfunction
     device: int
     multiprocessors: int
+    can_overlap: bool  # with the launch before it: from sm_90 on
 
 
 class LaunchError(BuildError):
@@ -42,11 +44,10 @@ def _load(source: str, name: str, device: int, defines: tuple[tuple[str, int], .
     properties = torch.cuda.get_device_properties(device)
     built = build(source, dict(defines), architecture_name(properties.major, properties.minor))
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # makes torch's context current
         library = _library(built.cubin)
         kernel = _result(driver.cuLibraryGetKernel(library, name.encode()), f"load {name}")
         function = _result(driver.cuKernelGetFunction(kernel), f"load {name}")
-    return Kernel(function, device, properties.multi_processor_count)
+    return Kernel(function, device, properties.multi_processor_count, can_overlap=properties.major >= 9)
 
 
 @cache
@@ -80,6 +81,7 @@ def launch(
     *,
     shared_bytes: int = 0,
     cooperative: bool = False,
+    overlaps: bool = False,
 ) -> None:
     """Launch on torch's current stream of the kernel's device.
 
@@ -90,6 +92,7 @@ def launch(
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
         cooperative: all blocks start together or not at all, whatever else runs on the GPU.
+        overlaps: blocks may start while the launch before ends; the kernel waits for it by itself (sm_90 on).
     """
     driver = _driver()
     config = driver.CUlaunchConfig()
@@ -97,9 +100,10 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_bytes
     config.hStream = torch.cuda.current_stream(kernel.device).cuda_stream
-    if cooperative:
-        config.attrs = [_cooperative()]
-        config.numAttrs = 1
+    attributes = ([_cooperative()] if cooperative else []) + ([_overlaps()] if overlaps and kernel.can_overlap else [])
+    if attributes:
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
     with torch.cuda.device(kernel.device):
         _result(driver.cuLaunchKernelEx(config, kernel.function, ctypes.addressof(arguments), 0), "launch a kernel")
@@ -115,11 +119,20 @@ def _cooperative() -> Any:
 
 
 @cache
+def _overlaps() -> Any:
+    driver = _driver()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
+@cache
 def _driver() -> Any:
     if not torch.cuda.is_available():
         raise BuildError("no usable NVIDIA GPU: torch.cuda.is_available() is False. Use the CPU backend: device='cpu'")
     try:
-        from cuda.bindings import driver
+        driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise BuildError(f"cuda-bindings is missing ({error}). Install it with: pip install cuda-bindings") from error
     return driver

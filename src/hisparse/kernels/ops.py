@@ -150,6 +150,8 @@ def stage(
 ) -> None:
     """Write prefill records to the host pool and, as far as slots are free, into slots of one layer.
 
+    It is a step of the layer's own: what it stages is newer than everything that a list of victims names.
+
     Args:
         tables: of all layers.
         state: of the device pool.

@@ -2,7 +2,6 @@
 
 import ctypes
 from ctypes import c_int32, c_int64, c_void_p
-from typing import Any
 
 from torch import Tensor
 
@@ -32,15 +31,26 @@ class ResolveParams(ctypes.Structure):
     _fields_ = [
         ("tables", TablesStruct),
         ("counters", CountersStruct),
-        *(
-            (name, c_void_p)
-            for name in "selection request_index page_table host pool slots plan_rows plan_slots plan_count".split()
-        ),
+        ("selection", c_void_p),
+        ("request_index", c_void_p),
+        ("page_table", c_void_p),
+        ("host", c_void_p),
+        ("pool", c_void_p),
+        ("slots", c_void_p),
+        ("plan_rows", c_void_p),
+        ("plan_slots", c_void_p),
+        ("plan_count", c_void_p),
         ("selection_stride", c_int64),
-        *(
-            (name, c_int32)
-            for name in ("layer batch k max_requests max_pages by_recency begins_step capacity copiers unused".split())
-        ),
+        ("layer", c_int32),
+        ("batch", c_int32),
+        ("k", c_int32),
+        ("max_requests", c_int32),
+        ("max_pages", c_int32),
+        ("by_recency", c_int32),
+        ("begins_step", c_int32),
+        ("capacity", c_int32),
+        ("copiers", c_int32),
+        ("reads_first", c_int32),
     ]
 
 
@@ -68,7 +78,14 @@ class CopyParams(ctypes.Structure):
 
     _fields_ = [
         ("tables", TablesStruct),
-        *((name, c_void_p) for name in "records rows slots host pool plan_rows plan_slots plan_count".split()),
+        ("records", c_void_p),
+        ("rows", c_void_p),
+        ("slots", c_void_p),
+        ("host", c_void_p),
+        ("pool", c_void_p),
+        ("plan_rows", c_void_p),
+        ("plan_slots", c_void_p),
+        ("plan_count", c_void_p),
         ("num_records", c_int64),
         ("layer", c_int32),
         ("unused", c_int32),
@@ -89,17 +106,18 @@ class RebuildOrderParams(ctypes.Structure):
 
 def tables_struct(tables: SlotTables, control: Tensor) -> TablesStruct:
     """Pointers to all layers' tables."""
-    struct = _pointers(TablesStruct, tables)
-    struct.control = control.data_ptr()
-    struct.num_rows = tables.slot_of_row.shape[-1]
-    struct.num_slots = tables.row_of_slot.shape[-1]
-    return struct
+    return TablesStruct(
+        **_pointers(tables),
+        control=control.data_ptr(),
+        num_rows=tables.slot_of_row.shape[-1],
+        num_slots=tables.row_of_slot.shape[-1],
+    )
 
 
 def counters_struct(counters: Counters) -> CountersStruct:
     """Pointers to all layers' counters."""
-    return _pointers(CountersStruct, counters)
+    return CountersStruct(**_pointers(counters))
 
 
-def _pointers(struct: type[Any], tensors: Any) -> Any:
-    return struct(**{name: tensor.data_ptr() for name, tensor in zip(tensors._fields, tensors, strict=True)})
+def _pointers(tensors: SlotTables | Counters) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in zip(tensors._fields, tensors, strict=True)}

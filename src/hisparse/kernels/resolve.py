@@ -12,6 +12,8 @@ from hisparse.kernels.params import ResolveParams, counters_struct, tables_struc
 WARP = 32
 MISS_LIMIT = 2**24  # misses of a launch are counted in 24 bits
 SHARED_BYTES_PER_SELECTION = 8  # resolve.cu's lists
+IN_FLIGHT = 4  # 16-byte loads that a thread keeps in flight
+READS_FIRST_FROM = 2**16  # selected positions from which many table entries are not in the L2 cache
 
 
 class Shape(NamedTuple):
@@ -26,10 +28,10 @@ def choose_shape(size: int, multiprocessors: int) -> Shape:
     """The shape for `size` = b * k selected positions. From the measurements in bench/results."""
     runs = -(-size // WARP)
     if runs <= multiprocessors:
-        return Shape(runs, 128, 128)
-    if size <= multiprocessors * 256:
-        return Shape(multiprocessors, 256, 256)
-    return Shape(multiprocessors, 1024, 512)
+        return Shape(runs, 256, 256)
+    if size <= multiprocessors * 64:
+        return Shape(multiprocessors, 512, 512)
+    return Shape(multiprocessors, 1024, 1024)
 
 
 def fit_shape(kernel: Kernel, shape: Shape, size: int) -> tuple[Shape, int]:
@@ -67,7 +69,7 @@ def launch_resolve(
     batch, k = selection.shape
     if not batch * k:
         return
-    defines = {"RECORD_BYTES": pool.shape[-1], "IO": int(io), "IN_FLIGHT": 4, "READ_FIRST": 0}
+    defines = {"RECORD_BYTES": pool.shape[-1], "IO": int(io), "IN_FLIGHT": IN_FLIGHT}
     kernel = load("resolve.cu", "resolve", ResolveParams, selection.device, **defines)
     chosen = Shape(*shape) if shape else choose_shape(batch * k, kernel.multiprocessors)
     chosen, capacity = fit_shape(kernel, chosen, batch * k)
@@ -90,12 +92,16 @@ def launch_resolve(
         begins_step=begins_step,
         capacity=capacity,
         copiers=chosen.copiers,
+        reads_first=batch * k >= READS_FIRST_FROM,
     )
     if plan:
         params.plan_rows, params.plan_slots, params.plan_count = (tensor.data_ptr() for tensor in plan)
     shared_bytes = capacity * SHARED_BYTES_PER_SELECTION
     allow_shared_bytes(kernel, shared_bytes)
-    launch(kernel, params, (chosen.blocks, 1), chosen.threads, shared_bytes=shared_bytes, cooperative=True)
+    launch(
+        kernel, params, (chosen.blocks, 1), chosen.threads,
+        shared_bytes=shared_bytes, cooperative=True, overlaps=True,
+    )  # fmt: skip
 
 
 def check_size(size: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 CONTROL_WORDS = 32  # int32 a layer: `Control` of common.cuh, 128 bytes
 STEP_WORD = 4  # of them: the current step
-NUM_BINS = (32 - 9) << 9  # of rebuild_order.cu
+NUM_BINS = 12 * 1024  # of rebuild_order.cu
 
 
 class LaunchState(NamedTuple):
@@ -36,7 +36,7 @@ class MissPlan(NamedTuple):
 
     rows: Tensor  # int32 [b * k]
     slots: Tensor  # int32 [b * k]; -1: that record found no slot
-    count: Tensor  # int32 []: how many of them are valid
+    num_misses: Tensor  # int32 []: how many of them are valid
 
 
 def new_miss_plan(size: int, device: torch.device) -> MissPlan:

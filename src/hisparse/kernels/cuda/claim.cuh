@@ -3,8 +3,8 @@
 // Used by resolve and insert; specification: reference/claim.py, DESIGN.md section 4, rules 2, 4, 9.
 //
 // The j-th record of a launch has a place of its own, so in the common case nobody waits for anybody: the j-th free
-// slot, or the j-th entry of the order. An entry is passed over if its slot was used too recently; the record then
-// draws further entries from a shared counter. No entry is handed out twice, so no claim needs compare-and-swap.
+// slot, or the j-th entry of the order. An entry is passed over if its slot was used too recently or
+// refilled; the record then draws further entries from a shared counter. No entry is handed out twice, so no claim needs compare-and-swap.
 //
 // If the order runs out, every block first finishes its claims from it; then one counter hands out all N slots, in
 // two laps: the older half of what this step has not used, then the rest. After that the claim fails, in bounded time.
@@ -16,8 +16,9 @@ struct ClaimStart {
   int32 num_free;
   int32 cursor;
   int32 listed;
-  int32 limit;  // a slot with a later stamp is passed over
-  int32 now;    // the stamp of what enters
+  int32 listed_at;  // a slot whose record entered later is passed over: it changed hands since the list was made
+  int32 limit;      // a slot with a later stamp is passed over
+  int32 now;        // the stamp of what enters
   uint32 passed;
   uint32 lap;
 };
@@ -25,7 +26,8 @@ struct ClaimStart {
 __device__ inline ClaimStart read_claim_start(const Layer& layer, int32 step, bool by_recency) {
   const int32 now = fetched(step), listed_at = *layer.listed_at;
   const int32 limit = by_recency && listed_at < now ? listed_at : now - 1;
-  return {*layer.num_free, *layer.cursor, *layer.listed, limit, now, layer.control->passed, layer.control->lap};
+  return {*layer.num_free, *layer.cursor, *layer.listed, listed_at, limit, now, layer.control->passed,
+          layer.control->lap};
 }
 
 // How many of `wanted` records find no free slot and need a victim.
@@ -53,8 +55,9 @@ __device__ inline Claimed claim_from_order(const Layer& layer, const ClaimStart&
   if (index < start.num_free) return {candidate, kNowhere};
   while (candidate != kNowhere) {
     const int32 stamp = load_relaxed(layer.stamp + candidate);
-    const int32 evicted = load_relaxed(layer.row_of_slot + candidate);  // beside the stamp, to wait once
-    if (may_leave(stamp, kFree, start.limit)) return {candidate, evicted};
+    const int32 entered = load_relaxed(layer.entered + candidate);  // beside the stamp, to wait once
+    const int32 evicted = load_relaxed(layer.row_of_slot + candidate);
+    if (may_leave(stamp, kFree, start.limit) && entered <= start.listed_at) return {candidate, evicted};
     const int32 extra = static_cast<int32>(atomicAdd(&layer.control->passed, 1u) - start.passed);
     const int32 entry = start.cursor + victims + extra;
     candidate = entry < start.listed ? layer.order[entry] : kNowhere;

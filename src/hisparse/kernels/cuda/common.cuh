@@ -26,7 +26,8 @@ struct Control {
   uint32 lap;      // slots looked at after the order ran out
   uint32 ticket;   // blocks that are through; wraps to 0
   int32 due;       // rebuild_order: the list is being made again
-  int32 unused[23];
+  uint32 passed_when_listed;  // `passed` when the list was made
+  int32 unused[22];
 };
 static_assert(sizeof(Control) == 128, "launch.py allocates 128 bytes a layer");
 
@@ -88,6 +89,13 @@ __device__ inline Chunk load_host(const byte* address) {
 }
 
 __device__ inline void store_chunk(byte* address, Chunk chunk) { *reinterpret_cast<Chunk*>(address) = chunk; }
+
+// The launch may begin before the one before it on the stream has ended: it goes on only here.
+__device__ inline void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // What other blocks of this launch may have written: past L1, in no particular order.
 __device__ inline int32 load_relaxed(const int32* address) {

@@ -44,11 +44,12 @@ __device__ bool is_last_block(uint32* ticket) {
   return atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
 }
 
-// Prefill records to the host and, as far as slots are free, into slots. Evicts nobody.
+// Prefill records to the host and, as far as slots are free, into slots. Evicts nobody. A step of its own: the records
+// are newer than everything that a list of victims names.
 // Specification: reference/stage.py.
 extern "C" __global__ void stage(const __grid_constant__ Params p) {
   const Layer layer = p.tables.layer(p.layer);
-  const int32 num_free = *layer.num_free, stamp = fetched(layer.control->step);
+  const int32 num_free = *layer.num_free, step = layer.control->step + 1;
   for (int64 at = first_chunk(); at < p.num_records * kChunks; at += stride()) {
     const int64 record = at / kChunks, row = p.rows[record];
     const int32 chunk = at % kChunks;
@@ -60,11 +61,12 @@ extern "C" __global__ void stage(const __grid_constant__ Params p) {
     if (chunk > 0) continue;
     layer.row_of_slot[slot] = row;
     layer.slot_of_row[row] = slot;
-    layer.stamp[slot] = layer.entered[slot] = stamp;
+    layer.stamp[slot] = layer.entered[slot] = fetched(step);
   }
   __syncthreads();
-  if (threadIdx.x == 0 && is_last_block(&layer.control->ticket))
-    *layer.num_free = num_free > p.num_records ? num_free - p.num_records : 0;
+  if (threadIdx.x != 0 || !is_last_block(&layer.control->ticket)) return;
+  *layer.num_free = num_free > p.num_records ? num_free - p.num_records : 0;
+  layer.control->step = step;
 }
 
 // A miss plan into another layer of the index group: rows and slots are those of the anchor.

@@ -9,7 +9,12 @@
 #include "common.cuh"
 
 constexpr int32 kMantissa = 9;
-constexpr int32 kBins = (32 - kMantissa) << kMantissa;  // of an age below 2**31
+constexpr int32 kThreads = 1024;
+constexpr int32 kEach = 12;                // bins a thread
+constexpr int32 kBins = kThreads * kEach;  // room for any age below 2**31
+static_assert(kBins >= (32 - kMantissa) << kMantissa);
+
+constexpr int32 kPassesAllowed = 512;  // one in so many slots
 
 enum Policy { kLru, kFifo, kRandom };  // rebuild_order.py has the same
 
@@ -23,10 +28,12 @@ struct Params {
 static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "rebuild_order.py mirrors this struct");
 static_assert(kBins == HISPARSE_BINS, "launch.py allocates the bins");
 
-// As reference/rebuild_order.order_is_due.
+// As reference/rebuild_order.order_is_due; and also once claims have passed over entries that were used since. A pass
+// costs a miss 2 us, one after the other: lists half used up doubled the time of a resolve (bench/results).
 __device__ bool is_due(const Layer& layer, int32 policy, int64 num_slots) {
   const int64 left = static_cast<int64>(*layer.num_free) + *layer.listed - *layer.cursor;
-  return policy != kLru || left * 2 < num_slots;
+  const int64 passed = layer.control->passed - layer.control->passed_when_listed;
+  return policy != kLru || left * 2 < num_slots || passed * kPassesAllowed > num_slots;
 }
 
 // Like a float: the exponent, then the highest kMantissa bits below the leading one.
@@ -84,7 +91,7 @@ __device__ int32 sum_before_in_warp(int32 value) {
   return sum - value;
 }
 
-// The sum of `value` over the block's threads before this one. blockDim.x is 1024.
+// The sum of `value` over the block's threads before this one. blockDim.x is kThreads.
 __device__ int32 sum_before(int32 value) {
   __shared__ int32 warps[kWarp];
   const int32 warp = threadIdx.x / kWarp, before = sum_before_in_warp(value);
@@ -100,19 +107,21 @@ __device__ int32 sum_before(int32 value) {
 
 // Counts become places; returns the sum of all counts in the last thread.
 __device__ int32 counts_to_places(int32* bins) {
-  const int32 each = (kBins + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each;
-  int32 sum = 0;
-  for (int32 bin = first; bin < first + each && bin < kBins; bin++) sum += load_relaxed(bins + bin);
+  int32 counts[kEach], sum = 0;
+#pragma unroll
+  for (int32 i = 0; i < kEach; i++) counts[i] = load_relaxed(bins + threadIdx.x * kEach + i);
+#pragma unroll
+  for (int32 i = 0; i < kEach; i++) sum += counts[i];
   int32 place = sum_before(sum);
-  for (int32 bin = first; bin < first + each && bin < kBins; bin++) {
-    const int32 number = load_relaxed(bins + bin);
-    bins[bin] = place;
-    place += number;
+#pragma unroll
+  for (int32 i = 0; i < kEach; i++) {
+    bins[threadIdx.x * kEach + i] = place;
+    place += counts[i];
   }
   return place;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) count_keys(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) count_keys(const __grid_constant__ Params p) {
   const int32 index = p.first_layer + blockIdx.y;
   const Layer layer = p.tables.layer(index);
   if (!is_due(layer, p.policy, p.tables.num_slots)) return;
@@ -127,11 +136,12 @@ extern "C" __global__ void __launch_bounds__(1024) count_keys(const __grid_const
   *layer.listed = listed;
   *layer.cursor = 0;
   *layer.listed_at = hit(layer.control->step);
+  layer.control->passed_when_listed = layer.control->passed;
   layer.control->due = 1;
   count(p.counters.rebuilds + index, 1);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) place_slots(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) place_slots(const __grid_constant__ Params p) {
   const int32 index = p.first_layer + blockIdx.y;
   const Layer layer = p.tables.layer(index);
   if (!layer.control->due) return;

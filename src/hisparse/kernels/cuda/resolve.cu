@@ -13,7 +13,13 @@
 
 constexpr int32 kRecordBytes = HISPARSE_RECORD_BYTES;
 constexpr int32 kChunks = kRecordBytes / 16;
-constexpr int32 kInFlight = HISPARSE_IN_FLIGHT;  // 16-byte loads that a thread keeps in flight
+__host__ __device__ constexpr int32 at_least(int32 chunks) {
+  return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks;
+}
+constexpr int32 kGroup = at_least(kChunks);                                                // lanes for a record
+constexpr int32 kGoes = (kChunks + kGroup - 1) / kGroup;                                   // loads a lane for a record
+constexpr int32 kInFlight = kGoes < HISPARSE_IN_FLIGHT ? kGoes : HISPARSE_IN_FLIGHT;       // of them, at a time
+constexpr int32 kParts = (kGoes + kInFlight - 1) / kInFlight;
 constexpr bool kIo = HISPARSE_IO;                // false: the no-IO oracle, which leaves the slots' bytes alone
 constexpr int kArrivalBits = 40;                 // of Control::arrived and done; the misses are above
 
@@ -39,7 +45,7 @@ struct Params {
   int32 begins_step;  // no insert came before: this launch moves the layer on to the next step
   int32 capacity;     // selections that one block may look at
   int32 copiers;      // threads of a block that copy
-  int32 unused;
+  int32 reads_first;  // see `find`
 };
 static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "resolve.py mirrors this struct");
 
@@ -79,8 +85,9 @@ __device__ int32 take_places(bool wanted, int32* total) {
 }
 
 // Where a row is: a slot; kNowhere if this thread is the first to miss it; kPending if another was.
-__device__ int32 find(int32* slot_of_row) {
-  if (HISPARSE_READ_FIRST) {
+// Compare-and-swap does it in one go, but is slow on entries that are not in the L2 cache: many are read first.
+__device__ int32 find(int32* slot_of_row, bool reads_first) {
+  if (reads_first) {
     const int32 slot = load_relaxed(slot_of_row);
     if (slot != kNowhere) return slot;
   }
@@ -93,7 +100,7 @@ __device__ void look_up_one(const Params& p, const Layer& layer, int32 step, int
   if (at < size) {
     const int32 request = static_cast<uint32>(at) / static_cast<uint32>(p.k);
     row = row_of(p, request, p.selection[request * p.selection_stride + (at - request * p.k)]);
-    if (row != kNowhere) slot = find(layer.slot_of_row + row);
+    if (row != kNowhere) slot = find(layer.slot_of_row + row, p.reads_first);
     if (slot >= 0) store_relaxed(layer.stamp + slot, hit(step));
     if (row == kNowhere || slot >= 0) p.slots[at] = slot;
   }
@@ -116,40 +123,38 @@ __device__ void look_up(const Params& p, const Layer& layer, int32 step, Found& 
     look_up_one(p, layer, step, run * kWarp + lane, found);
 }
 
-// Threads take 16-byte chunks of the block's missing records in turn. Warp 0 comes last: it also arrives and waits.
+// A group of lanes takes a record, or a part of one that is too large for a go: all of a record's requests leave for
+// the host together. Warp 0 comes last in line, since it also arrives and waits.
 struct Copy {
   const Params& p;
   const Found& found;
   Chunk flight[kInFlight];
 
-  __device__ int32 chunk_at(int32 round, int32 i) const {
-    const int32 thread = threadIdx.x >= kWarp ? threadIdx.x - kWarp : threadIdx.x + p.copiers - kWarp;
-    return (round * kInFlight + i) * p.copiers + thread;
-  }
   __device__ bool takes_part() const { return threadIdx.x < p.copiers; }
-  __device__ bool has(int32 chunk) const { return chunk < found.misses * kChunks; }
-  __device__ int32 rounds() const {
-    const int32 a_round = kInFlight * p.copiers;
-    return (found.misses * kChunks + a_round - 1) / a_round;
-  }
+  __device__ int32 groups() const { return p.copiers / kGroup; }
+  __device__ int32 rounds() const { return (found.misses * kParts + groups() - 1) / groups(); }
 
-  __device__ void load(int32 round) {
+  // Calls `move(miss, offset, i)` for each of this thread's chunks in a round; `offset` in bytes of the record.
+  template <typename Move>
+  __device__ void each(int32 round, Move move) const {
+    const int32 thread = threadIdx.x >= kWarp ? threadIdx.x - kWarp : threadIdx.x + p.copiers - kWarp;
+    const int32 part = round * groups() + thread / kGroup, miss = part / kParts;
+    if (miss >= found.misses) return;
+    const int32 first = part % kParts * kInFlight * kGroup + thread % kGroup;
 #pragma unroll
-    for (int32 i = 0; i < kInFlight; i++) {
-      const int32 chunk = chunk_at(round, i);
-      if (!has(chunk)) continue;
-      const int64 row = found.row[chunk / kChunks];
-      flight[i] = load_host(p.host + row * kRecordBytes + chunk % kChunks * 16);
-    }
+    for (int32 i = 0; i < kInFlight; i++)
+      if (first + i * kGroup < kChunks) move(miss, (first + i * kGroup) * 16, i);
   }
-  __device__ void store(int32 round) {
-#pragma unroll
-    for (int32 i = 0; i < kInFlight; i++) {
-      const int32 chunk = chunk_at(round, i);
-      if (!has(chunk)) continue;
-      const int64 slot = found.where[chunk / kChunks];
-      if (slot >= 0) store_chunk(p.pool + slot * kRecordBytes + chunk % kChunks * 16, flight[i]);
-    }
+  __device__ void load(int32 round) {
+    each(round, [this](int32 miss, int32 offset, int32 i) {
+      flight[i] = load_host(p.host + static_cast<int64>(found.row[miss]) * kRecordBytes + offset);
+    });
+  }
+  __device__ void store(int32 round) const {
+    each(round, [this](int32 miss, int32 offset, int32 i) {
+      const int64 slot = found.where[miss];
+      if (slot >= 0) store_chunk(p.pool + slot * kRecordBytes + offset, flight[i]);
+    });
   }
 };
 
@@ -244,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) resolve(const __grid_const
   const Layer layer = p.tables.layer(p.layer);
   const bool leads = threadIdx.x == 0;
 
+  wait_for_previous_launch();
   const int32 step = layer.control->step + p.begins_step;
   ClaimStart start;
   uint64 done;
