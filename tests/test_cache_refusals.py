@@ -199,3 +199,13 @@ def test_selection_state_of_another_shape_is_refused(changes: dict[str, int]) ->
 
 def test_page_size_is_what_the_tests_assume() -> None:
     assert PAGE_RECORDS == 64
+
+
+def test_resolve_before_append_is_refused() -> None:
+    driver = new_driver()
+    request = driver.admit(staged=10)
+    with driver.cache.step([request]) as step:
+        with pytest.raises(ValueError, match="layer 1 is resolved before `append`"):
+            driver.cache.resolve(1, torch.tensor([[10]], dtype=torch.int32))
+        driver.append(step)
+    driver.cache.check_integrity()

@@ -242,6 +242,8 @@ class HierarchicalCache:
         """
         step = self._current("resolve")
         self._check_layer(layer)
+        if layer not in self._appended:
+            raise ValueError(f"layer {layer} is resolved before `append` wrote the step's records: append first")
         check_selection(selection, self.layout, len(step.requests), self.device)
         if self.debug:
             check_positions(selection, step.lengths)

@@ -6,13 +6,13 @@ nearest valid one.
 
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 SELECTORS = ("quest", "all")
+RATIO_LIMIT = 1e9  # host rows over device slots; above it a mistake
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read_config(text_or_path: str) -> dict[str, Any]:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < RATIO_LIMIT
 
 
 def _check_whole(name: str, value: object, least: int) -> None:
@@ -109,7 +109,7 @@ def _check_whole(name: str, value: object, least: int) -> None:
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

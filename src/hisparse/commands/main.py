@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     except (HiSparseError, ValueError) as error:
         _leave(f"error: {error}", 2)
+    except Exception as error:  # what no check at a boundary caught: still one line; the class tells where to look
+        _leave(f"error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 2)
 
 
 def _leave(message: str, code: int) -> None:

@@ -65,7 +65,7 @@ def verify(
     texts = read_prompts(prompt, prompt_file)
     loaded = load_model(model, dtype, device)
     prompts = tokenize(loaded, texts, chat)
-    longest = max(len(tokens) for tokens in prompts) + max_tokens
+    longest = min(max(len(tokens) for tokens in prompts) + max_tokens, loaded.model.config.max_positions)
     verification = build_verification(loaded, config, longest if dense else None)
     session = prepare(loaded, config, prompts, params, [verification])
     session.run()
