@@ -5,6 +5,8 @@ The word is arbitrary and stands nowhere else, so an answer that holds it was re
 
 from typing import TYPE_CHECKING
 
+from hisparse.chat import encode_chat
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -38,11 +40,3 @@ def ask(tokenizer: "PreTrainedTokenizerBase", document: str) -> list[int]:
     """Tokens of a chat that shows the document and asks for the needle."""
     text = f"Read the text below. A password is hidden in it.\n\n{document}\n\n{QUESTION}"
     return encode_chat(tokenizer, text)
-
-
-def encode_chat(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Tokens of a chat of one user turn, ready for the answer."""
-    turn = [{"role": "user", "content": text}]
-    rendered = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    tokens: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
-    return tokens

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from hisparse.cache_folder import cache_folder
 from hisparse.checkpoint import demo_model
-from hisparse.checkpoint.cache_folder import cache_folder
 from hisparse.checkpoint.demo_model import DemoModel, fetch
 from hisparse.errors import CheckpointError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from hisparse.checkpoint.cache_folder import cache_folder
+from hisparse.cache_folder import cache_folder
 from hisparse.checkpoint.gguf_file import GgufFile
 from hisparse.checkpoint.tiny import END_OF_TURN
 from hisparse.checkpoint.tokenizer import load_tokenizer, stop_token_ids

@@ -1,8 +1,8 @@
 """What the reference backend's bookkeeping costs: a resolve against a plain copy of the records it moves.
 
 One resolve of [8, 512] with 1536 B records, B = 1024, against an index_select and an index_copy_ of the 4,096
-records that the selection names. "churn" misses everything, as after a change of
-subject; "drift" replaces about an eighth of the selection at every step, as decoding does.
+records that the selection names. "churn" selects nothing of the step before, as after a change of subject; "drift"
+replaces about an eighth of the selection at every step, as decoding does.
 """
 
 import statistics

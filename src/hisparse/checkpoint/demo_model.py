@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from hisparse.checkpoint.cache_folder import cache_folder
+from hisparse.cache_folder import cache_folder
 from hisparse.errors import CheckpointError
 
 Progress = Callable[[str], None]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hisparse.checkpoint.cache_folder import cache_folder
+from hisparse.cache_folder import cache_folder
 from hisparse.checkpoint.folder import read_json
 from hisparse.checkpoint.gguf_file import GgufFile
 from hisparse.errors import CheckpointError

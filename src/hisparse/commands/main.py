@@ -1,6 +1,7 @@
 """The entry point: collects the commands and turns errors into messages and exit codes.
 
-0: done. 1: `verify` found a difference. 2: bad input or a failure that has a message. 130: interrupted.
+0: done. 1: `verify` or `demo` found a difference, or the demo no answer. 2: bad input or a failure that has a
+message. 130: interrupted.
 """
 
 import os

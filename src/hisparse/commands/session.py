@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hisparse.chat import encode_chat
 from hisparse.commands.progress import bars, console, doing
 from hisparse.config import HiSparseConfig
-from hisparse.needle import encode_chat
 
 if TYPE_CHECKING:
     from hisparse.checkpoint import Loaded

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hisparse.attention import GroupedRecords, attend, attend_tiled
 from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
-from hisparse.layout import PAGE_RECORDS, TILE_RECORDS
+from hisparse.layout import PAGE_RECORDS, TILE_RECORDS, num_pages_for
 from hisparse.models.llama import Llama
 from hisparse.selectors import Selector
 
@@ -111,7 +111,7 @@ class ResidentRunner:
 
     def _allocate(self, max_positions: int) -> Resident:
         layers, groups, device = self.model.config.num_layers, self.selector.num_groups, self.model.device
-        pages = -(-max_positions // PAGE_RECORDS)
+        pages = num_pages_for(max_positions)
         return Resident(
             torch.zeros(layers, groups, max_positions, self.records.record_bytes, dtype=torch.uint8, device=device),
             torch.zeros(layers, pages, *self.selector.page_shape, dtype=self.selector.dtype, device=device),

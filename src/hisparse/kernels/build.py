@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hisparse.checkpoint.cache_folder import cache_folder
+from hisparse.cache_folder import cache_folder
 from hisparse.errors import HiSparseError
 
 SOURCES = Path(__file__).parent / "cuda"

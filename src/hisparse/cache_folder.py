@@ -1,4 +1,4 @@
-"""Where things are kept between runs: `demo_model.py` puts its file there, `tokenizer.py` converted tokenizers.
+"""Where things are kept between runs: the demo model, converted tokenizers, compiled kernels.
 
 The one place that reads the environment variable HISPARSE_CACHE.
 """
