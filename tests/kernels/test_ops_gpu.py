@@ -99,7 +99,7 @@ def drive(twins: Twins, steps: int, seed: int, *, shapes: tuple[str, ...] = SHAP
                 else torch.full((k,), 12345, dtype=torch.int32)
                 for line in live
             ]
-            twins.resolve(layer, torch.stack(chosen), torch.tensor(live, dtype=torch.int32))
+            twins.resolve(layer, torch.stack(chosen), torch.tensor(live))
         twins.rebuild()
         for line in live:
             if line >= 0:
@@ -157,7 +157,7 @@ def test_a_row_that_several_requests_miss_is_fetched_once() -> None:
     for line in range(4):
         twins.page_table[line, :2] = twins.page_table[0, :2]  # a shared prefix of 128 positions
     selection = torch.stack([torch.randperm(128) for _ in range(4)]).int()
-    lines = torch.arange(4, dtype=torch.int32)
+    lines = torch.arange(4)
     slots = full_step(twins, selection, lines)
     assert int(twins.pool.counters.misses[0]) == 128
     assert int(twins.pool.counters.hits[0]) == 0
@@ -175,7 +175,7 @@ def test_every_grid_gives_the_same_bytes() -> None:
             selection = torch.stack(
                 [torch.randperm(500, generator=torch.Generator().manual_seed(seed + 9 * i))[:96] for i in range(4)]
             )
-            full_step(twins, selection.int(), torch.arange(4, dtype=torch.int32), shape=shape)
+            full_step(twins, selection.int(), torch.arange(4), shape=shape)
         twins.check()
 
 
@@ -184,7 +184,7 @@ def test_selections_that_do_not_fit_fail_in_bounded_time_and_are_counted() -> No
     selection = torch.stack([torch.arange(400) for _ in range(4)]).int()
     out = ops.resolve(
         twins.pool.tables, twins.pool.counters, twins.state, 0, selection.cuda(),
-        torch.arange(4, dtype=torch.int32).cuda(), twins.page_table.cuda(), twins.host[0], twins.pool.records[0],
+        torch.arange(4).cuda(), twins.page_table.cuda(), twins.host[0], twins.pool.records[0],
         by_recency=True, begins_step=True,
     )  # fmt: skip
     torch.cuda.synchronize()
@@ -198,7 +198,7 @@ def test_selections_that_do_not_fit_fail_in_bounded_time_and_are_counted() -> No
 
 def test_an_order_that_runs_out_is_helped_by_laps() -> None:
     twins = make_twins(k=64, slack=1, layers=1)
-    lines = torch.arange(4, dtype=torch.int32)
+    lines = torch.arange(4)
     for start in (0, 64, 128, 192, 256):  # no rebuild in between: every miss walks past the list's end
         twins.insert(torch.full((4,), -1))
         twins.resolve(0, torch.arange(start, start + 64).repeat(4, 1).int(), lines)
@@ -210,7 +210,7 @@ def test_an_order_that_runs_out_is_helped_by_laps() -> None:
 
 def test_a_slot_that_was_refilled_since_the_list_was_made_is_passed_over() -> None:
     twins = make_twins(requests=2, k=64, slack=64, layers=1)  # 256 slots
-    lines = torch.tensor([0, 1], dtype=torch.int32)
+    lines = torch.tensor([0, 1])
     full_step(twins, torch.arange(128).view(2, 64)[[0, 0]].int(), lines)
     full_step(twins, torch.arange(64, 128).repeat(2, 1).int(), lines)  # full: every slot is on the list
     twins.state.control[:, 9] = 0
@@ -227,10 +227,10 @@ def test_positions_without_a_page_touch_nobody() -> None:
     twins = make_twins(layers=1)
     before = twins.pool.tables.slot_of_row.clone()
     wild = torch.tensor([[-1, -5, -(2**31), 2**31 - 1, 512, 513, 10**6]], dtype=torch.int32)
-    slots = full_step(twins, wild, torch.tensor([0], dtype=torch.int32))
+    slots = full_step(twins, wild, torch.tensor([0]))
     assert (slots == -1).all()
     twins.page_table[1] = -1
-    assert (full_step(twins, torch.arange(64).int()[None], torch.tensor([1], dtype=torch.int32)) == -1).all()
+    assert (full_step(twins, torch.arange(64).int()[None], torch.tensor([1])) == -1).all()
     assert torch.equal(before, twins.pool.tables.slot_of_row)
     twins.check()
 
@@ -239,7 +239,7 @@ def test_strided_selection() -> None:
     twins = make_twins(layers=1)
     wide = torch.full((4, 200), 10**6, dtype=torch.int32)
     wide[:, :64] = torch.arange(64)
-    table, lines = twins.page_table.cuda(), torch.arange(4, dtype=torch.int32).cuda()
+    table, lines = twins.page_table.cuda(), torch.arange(4).cuda()
     slots = ops.resolve(
         twins.pool.tables, twins.pool.counters, twins.state, 0, wide.cuda()[:, :64], lines, table, twins.host[0],
         twins.pool.records[0], by_recency=True, begins_step=True,
@@ -252,7 +252,7 @@ def test_a_miss_plan_fetches_the_same_into_another_layer() -> None:
     twins = make_twins(record_bytes=1152)
     plan = new_miss_plan(4 * 64, twins.gpu)
     selection = torch.stack([torch.randperm(500)[:64] for _ in range(4)]).int()
-    slots = full_step(twins, selection, torch.arange(4, dtype=torch.int32), plan=plan)
+    slots = full_step(twins, selection, torch.arange(4), plan=plan)
     assert int(plan.num_misses) == 4 * 64
     ops.replay(plan, twins.host[1], twins.pool.records[1])
     rows = torch.stack([twins.rows(line, selection[line].long()) for line in range(4)])
@@ -268,7 +268,7 @@ def test_stamps_near_their_limit() -> None:
 
 def test_the_no_io_oracle_moves_no_record() -> None:
     twins = make_twins(layers=1)
-    table, lines = twins.page_table.cuda(), torch.arange(4, dtype=torch.int32).cuda()
+    table, lines = twins.page_table.cuda(), torch.arange(4).cuda()
     selection = torch.arange(64).repeat(4, 1).int().cuda()
     slots = ops.resolve(
         twins.pool.tables, twins.pool.counters, twins.state, 0, selection, lines, table, twins.host[0],
@@ -281,7 +281,7 @@ def test_the_no_io_oracle_moves_no_record() -> None:
 def test_a_captured_step_replays_with_new_selections_and_batch_sizes() -> None:
     twins = make_twins(layers=2, k=64, slack=8)
     selection = torch.full((4, 64), -1, dtype=torch.int32, device="cuda")
-    lines = torch.full((4,), -1, dtype=torch.int32, device="cuda")
+    lines = torch.full((4,), -1, device="cuda")
     rows = torch.full((4,), -1, dtype=torch.int64, device="cuda")
     table = twins.page_table.cuda()
     slots = torch.empty(2, 4, 64, dtype=torch.int32, device="cuda")
@@ -308,7 +308,7 @@ def test_a_captured_step_replays_with_new_selections_and_batch_sizes() -> None:
         random = torch.Generator().manual_seed(seed)
         live = torch.rand(4, generator=random) < 0.7
         chosen = torch.stack([torch.randperm(512, generator=random)[:64] for _ in range(4)]).int()
-        now = torch.where(live, torch.arange(4), -1).int()
+        now = torch.where(live, torch.arange(4), -1)
         selection.copy_(chosen)
         lines.copy_(now)
         graph.replay()
@@ -326,7 +326,7 @@ def test_a_captured_step_replays_with_new_selections_and_batch_sizes() -> None:
     [
         ({"selection": torch.zeros(4, 64, dtype=torch.int64)}, "selection must be torch.int32"),
         ({"selection": torch.zeros(4, 64, dtype=torch.int32)}, "selection must be on"),
-        ({"lines": torch.zeros(3, dtype=torch.int32, device="meta")}, "request_index must"),
+        ({"lines": torch.zeros(3, device="meta")}, "request_index must"),
         ({"host": torch.zeros(512 * 4, 64, dtype=torch.uint8)}, "pinned"),
         ({"host": torch.zeros(512 * 4, 48, dtype=torch.uint8)}, "host must be uint8"),
     ],
@@ -336,7 +336,7 @@ def test_bad_arguments_are_refused(changes: dict[str, Tensor], message: str) -> 
     before = [table.clone() for table in twins.pool.tables]
     given = {
         "selection": torch.zeros(4, 64, dtype=torch.int32, device="cuda"),
-        "lines": torch.arange(4, dtype=torch.int32, device="cuda"),
+        "lines": torch.arange(4, device="cuda"),
         "host": twins.host[0],
     } | changes
     with pytest.raises(ValueError, match=message):

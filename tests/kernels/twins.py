@@ -72,14 +72,14 @@ class Twins:
         plan: MissPlan | None = None,
         shape: tuple[int, int, int] | None = None,
     ) -> Tensor:
-        """`selection` int32 [b, k] on the CPU; `lines` int32 [b], -1: padded. Checks every slot."""
+        """`selection` int32 [b, k] on the CPU; `lines` int64 [b], -1: padded. Checks every slot."""
         slots = torch.full(selection.shape, -77, dtype=torch.int32, device=self.gpu)
         ops.resolve(
             self.pool.tables, self.pool.counters, self.state, layer, selection.to(self.gpu), lines.to(self.gpu),
             self.page_table.to(self.gpu), self.host[layer], self.pool.records[layer], slots=slots, plan=plan,
             by_recency=self.policy.by_recency, shape=shape,
         )  # fmt: skip
-        table = torch.where(lines[:, None] >= 0, self.page_table[lines.clamp(min=0).long()], -1)
+        table = torch.where(lines[:, None] >= 0, self.page_table[lines.clamp(min=0)], -1)
         rows = rows_of(table, selection)
         self.check_slots(layer, rows, slots)
         self.selected += int((rows >= 0).sum())

@@ -100,7 +100,7 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_bytes
     config.hStream = torch.cuda.current_stream(kernel.device).cuda_stream
-    attributes = ([_cooperative()] if cooperative else []) + ([_overlaps()] if overlaps and kernel.can_overlap else [])
+    attributes = _attributes(cooperative, overlaps and kernel.can_overlap)
     if attributes:
         config.attrs = attributes
         config.numAttrs = len(attributes)
@@ -110,21 +110,18 @@ def launch(
 
 
 @cache
-def _cooperative() -> Any:
+def _attributes(cooperative: bool, overlaps: bool) -> list[Any]:
     driver = _driver()
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    attribute.value.cooperative = 1
-    return attribute
-
-
-@cache
-def _overlaps() -> Any:
-    driver = _driver()
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
+    names, attributes = driver.CUlaunchAttributeID, []
+    if cooperative:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[-1].value.cooperative = 1
+    if overlaps:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attributes[-1].value.programmaticStreamSerializationAllowed = 1
+    return attributes
 
 
 @cache

@@ -33,6 +33,7 @@ def resolve(
     pool: Tensor,
     *,
     by_recency: bool,
+    lengths: Tensor | None = None,
     slots: Tensor | None = None,
     plan: MissPlan | None = None,
     begins_step: bool = False,
@@ -47,11 +48,12 @@ def resolve(
         state: of the device pool.
         layer: which one.
         selection: int32 [b, k] positions, distinct in a line, negative: pad. Lines may be strided.
-        request_index: int32 [b], each request's line in the page table; -1: padded request.
+        request_index: int64 [b], each request's line in the page table; -1: padded request.
         page_table: int32 [max_requests, max_pages], -1: no page.
         host: uint8 [rows, record_bytes], the layer's part of the host pool, pinned.
         pool: uint8 [N, record_bytes], the layer's slots.
         by_recency: of the policy (order.py).
+        lengths: int64 [b], positions in each request's history; later ones count as pads. Not given: no limit.
         slots: where to put the answer, int32 [b, k] contiguous; made if not given.
         plan: where to record the misses for `replay`, at least b * k entries.
         begins_step: no `insert` came before; this launch begins the layer's next step.
@@ -66,21 +68,24 @@ def resolve(
         BuildError: the kernel cannot be compiled or launched here.
     """
     _check(selection, "selection", torch.int32, pool, 2, last_stride_only=True)
-    _check(request_index, "request_index", torch.int32, pool, 1)
+    _check(request_index, "request_index", torch.int64, pool, 1)
     _check(page_table, "page_table", torch.int32, pool, 2)
+    if lengths is not None:
+        _check(lengths, "lengths", torch.int64, pool, 1)
     _check_records(host, pool)
     check_size(selection.numel())
-    if request_index.shape[0] != selection.shape[0]:
-        raise ValueError(
-            f"request_index must have one entry a line of the selection, {selection.shape[0]}, "
-            f"got {request_index.shape[0]}"
-        )
+    for name, tensor in (("request_index", request_index), ("lengths", lengths)):
+        if tensor is not None and tensor.shape[0] != selection.shape[0]:
+            raise ValueError(
+                f"{name} must have one entry a line of the selection, {selection.shape[0]}, got {tensor.shape[0]}"
+            )
     out = empty_slots(selection) if slots is None else slots
     _check(out, "slots", torch.int32, pool, 2)
     if out.shape != selection.shape:
         raise ValueError(f"slots must have the selection's shape {list(selection.shape)}, got {list(out.shape)}")
     torch.ops.hisparse.resolve(
-        list(tables), list(counters), state.control, selection, request_index, page_table, host, pool, out,
+        list(tables), list(counters), state.control, selection, request_index, lengths, page_table, host,
+        pool, out,
         list(plan or ()), layer, by_recency, begins_step, io, list(shape or ()),
     )  # fmt: skip
     return out
@@ -245,8 +250,8 @@ def _nothing(*_: Any) -> None:
 
 _register(
     "resolve(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor selection, "
-    "Tensor request_index, Tensor page_table, Tensor host, Tensor(d!) pool, Tensor(e!) slots, Tensor(f!)[] plan, "
-    "int layer, bool by_recency, bool begins_step, bool io, int[] shape)",
+    "Tensor request_index, Tensor? lengths, Tensor page_table, Tensor host, Tensor(d!) pool, Tensor(e!) slots, "
+    "Tensor(f!)[] plan, int layer, bool by_recency, bool begins_step, bool io, int[] shape)",
     launch_resolve,
 )
 _register("replay(Tensor[] plan, Tensor host, Tensor(a!) pool)", launch_replay)

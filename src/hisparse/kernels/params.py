@@ -33,6 +33,7 @@ class ResolveParams(ctypes.Structure):
         ("counters", CountersStruct),
         ("selection", c_void_p),
         ("request_index", c_void_p),
+        ("lengths", c_void_p),
         ("page_table", c_void_p),
         ("host", c_void_p),
         ("pool", c_void_p),
@@ -50,7 +51,7 @@ class ResolveParams(ctypes.Structure):
         ("begins_step", c_int32),
         ("capacity", c_int32),
         ("copiers", c_int32),
-        ("reads_first", c_int32),
+        ("unused", c_int32),
     ]
 
 

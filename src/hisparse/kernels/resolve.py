@@ -13,7 +13,6 @@ WARP = 32
 MISS_LIMIT = 2**24  # misses of a launch are counted in 24 bits
 SHARED_BYTES_PER_SELECTION = 8  # resolve.cu's lists
 IN_FLIGHT = 4  # 16-byte loads that a thread keeps in flight
-READS_FIRST_FROM = 2**16  # selected positions from which many table entries are not in the L2 cache
 
 
 class Shape(NamedTuple):
@@ -25,13 +24,14 @@ class Shape(NamedTuple):
 
 
 def choose_shape(size: int, multiprocessors: int) -> Shape:
-    """The shape for `size` = b * k selected positions. From the measurements in bench/results."""
+    """The shape for `size` = b * k selected positions. From the measurements in bench/results and LOG.md."""
     runs = -(-size // WARP)
     if runs <= multiprocessors:
         return Shape(runs, 256, 256)
-    if size <= multiprocessors * 64:
+    if size <= multiprocessors * 512:
         return Shape(multiprocessors, 512, 512)
-    return Shape(multiprocessors, 1024, 1024)
+    # Few multiprocessors, each busy with one part of the host pool, miss fewer address translations.
+    return Shape(max(multiprocessors // 2, 1), 1024, 1024)
 
 
 def fit_shape(kernel: Kernel, shape: Shape, size: int) -> tuple[Shape, int]:
@@ -54,6 +54,7 @@ def launch_resolve(
     control: Tensor,
     selection: Tensor,
     request_index: Tensor,
+    lengths: Tensor | None,
     page_table: Tensor,
     host: Tensor,
     pool: Tensor,
@@ -78,6 +79,7 @@ def launch_resolve(
         counters=counters_struct(Counters(*counters)),
         selection=selection.data_ptr(),
         request_index=request_index.data_ptr(),
+        lengths=None if lengths is None else lengths.data_ptr(),
         page_table=page_table.data_ptr(),
         host=host.data_ptr(),
         pool=pool.data_ptr(),
@@ -92,7 +94,6 @@ def launch_resolve(
         begins_step=begins_step,
         capacity=capacity,
         copiers=chosen.copiers,
-        reads_first=batch * k >= READS_FIRST_FROM,
     )
     if plan:
         params.plan_rows, params.plan_slots, params.plan_count = (tensor.data_ptr() for tensor in plan)

@@ -23,11 +23,16 @@ struct ClaimStart {
   uint32 lap;
 };
 
-__device__ inline ClaimStart read_claim_start(const Layer& layer, int32 step, bool by_recency) {
-  const int32 now = fetched(step), listed_at = *layer.listed_at;
-  const int32 limit = by_recency && listed_at < now ? listed_at : now - 1;
-  return {*layer.num_free, *layer.cursor, *layer.listed, listed_at, limit, now, layer.control->passed,
+// The loads alone, so that they may be under way while something else is done; `limit` and `now` come with `begin`.
+__device__ inline ClaimStart read_claim_start(const Layer& layer) {
+  return {*layer.num_free, *layer.cursor, *layer.listed, *layer.listed_at, 0, 0, layer.control->passed,
           layer.control->lap};
+}
+
+__device__ inline ClaimStart begin(ClaimStart start, int32 step, bool by_recency) {
+  start.now = fetched(step);
+  start.limit = by_recency && start.listed_at < start.now ? start.listed_at : start.now - 1;
+  return start;
 }
 
 // How many of `wanted` records find no free slot and need a victim.

@@ -97,6 +97,13 @@ __device__ inline void wait_for_previous_launch() {
 #endif
 }
 
+// The blocks of the next launch may take their places on the GPU once all of ours have theirs; they wait there.
+__device__ inline void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // What other blocks of this launch may have written: past L1, in no particular order.
 __device__ inline int32 load_relaxed(const int32* address) {
   int32 value;

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(1024) insert(const __grid_constant_
   const Layer layer = p.tables.layer(blockIdx.x);
   int32* slots = p.slots + static_cast<int64>(blockIdx.x) * p.batch;
   const int32 step = layer.control->step + 1;
-  const ClaimStart start = read_claim_start(layer, step, p.by_recency);
+  const ClaimStart start = begin(read_claim_start(layer), step, p.by_recency);
   if (threadIdx.x == 0) wanted = 0;
   __syncthreads();
   for (int32 at = threadIdx.x; at < p.batch; at += blockDim.x) {

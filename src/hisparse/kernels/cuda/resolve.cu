@@ -27,7 +27,8 @@ struct Params {
   Tables tables;
   Counters counters;
   const int32* selection;      // [b, k], lines selection_stride apart; negative: pad
-  const int32* request_index;  // [b], line of each request in the page table, -1: padded request
+  const int64* request_index;  // [b], line of each request in the page table, -1: padded request
+  const int64* lengths;        // [b], positions in each request's history, later ones count as pads; null: no limit
   const int32* page_table;     // [max_requests, max_pages], -1: no page
   const byte* host;            // [rows, record_bytes], this layer's part of the host pool
   byte* pool;                  // [N, record_bytes], this layer's slots
@@ -45,7 +46,7 @@ struct Params {
   int32 begins_step;  // no insert came before: this launch moves the layer on to the next step
   int32 capacity;     // selections that one block may look at
   int32 copiers;      // threads of a block that copy
-  int32 reads_first;  // see `find`
+  int32 unused;
 };
 static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "resolve.py mirrors this struct");
 
@@ -68,9 +69,11 @@ struct Shared {
 };
 
 __device__ int32 row_of(const Params& p, int32 request, int32 position) {
-  const int32 line = p.request_index[request], page_at = position / kPageRecords;
-  if (position < 0 || line < 0 || line >= p.max_requests || page_at >= p.max_pages) return kNowhere;
-  const int32 page = p.page_table[static_cast<int64>(line) * p.max_pages + page_at];
+  const int64 line = p.request_index[request], length = p.lengths ? p.lengths[request] : position + 1ll;
+  const int32 page_at = position / kPageRecords;
+  if (position < 0 || position >= length) return kNowhere;
+  if (line < 0 || line >= p.max_requests || page_at >= p.max_pages) return kNowhere;
+  const int32 page = p.page_table[line * p.max_pages + page_at];
   const int64 row = static_cast<int64>(page) * kPageRecords + position % kPageRecords;
   return page < 0 || row >= p.tables.num_rows ? kNowhere : static_cast<int32>(row);
 }
@@ -84,14 +87,11 @@ __device__ int32 take_places(bool wanted, int32* total) {
   return __shfl_sync(~0u, first, 0) + __popc(lanes & ((1u << lane) - 1));
 }
 
-// Where a row is: a slot; kNowhere if this thread is the first to miss it; kPending if another was.
-// Compare-and-swap does it in one go, but is slow on entries that are not in the L2 cache: many are read first.
-__device__ int32 find(int32* slot_of_row, bool reads_first) {
-  if (reads_first) {
-    const int32 slot = load_relaxed(slot_of_row);
-    if (slot != kNowhere) return slot;
-  }
-  return atomicCAS(slot_of_row, kNowhere, kPending);
+// Where a row is: a slot; kNowhere if this thread is the first to miss it; kPending if another was. Read first:
+// compare-and-swap does it in one go, but is slow on entries that are not in the L2 cache.
+__device__ int32 find(int32* slot_of_row) {
+  const int32 slot = load_relaxed(slot_of_row);
+  return slot != kNowhere ? slot : atomicCAS(slot_of_row, kNowhere, kPending);
 }
 
 __device__ void look_up_one(const Params& p, const Layer& layer, int32 step, int32 at, Found& found) {
@@ -100,7 +100,7 @@ __device__ void look_up_one(const Params& p, const Layer& layer, int32 step, int
   if (at < size) {
     const int32 request = static_cast<uint32>(at) / static_cast<uint32>(p.k);
     row = row_of(p, request, p.selection[request * p.selection_stride + (at - request * p.k)]);
-    if (row != kNowhere) slot = find(layer.slot_of_row + row, p.reads_first);
+    if (row != kNowhere) slot = find(layer.slot_of_row + row);
     if (slot >= 0) store_relaxed(layer.stamp + slot, hit(step));
     if (row == kNowhere || slot >= 0) p.slots[at] = slot;
   }
@@ -115,12 +115,13 @@ __device__ void look_up_one(const Params& p, const Layer& layer, int32 step, int
   }
 }
 
-// Runs of 32 selections go to the blocks in turn, so that one request's misses are spread over many of them.
+// Runs of 32 selections; a block takes neighbouring ones. Selections ascend, so its misses lie near each other in the
+// host pool and share address translations, which are what limits the link when the pool is large.
 __device__ void look_up(const Params& p, const Layer& layer, int32 step, Found& found) {
   const int32 warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
-  const int32 runs = (p.batch * p.k + kWarp - 1) / kWarp;
-  for (int32 run = warp * gridDim.x + blockIdx.x; run < runs; run += warps * gridDim.x)
-    look_up_one(p, layer, step, run * kWarp + lane, found);
+  const int32 runs = (p.batch * p.k + kWarp - 1) / kWarp, each = p.capacity / kWarp;
+  const int32 first = blockIdx.x * each, end = first + each < runs ? first + each : runs;
+  for (int32 run = first + warp; run < end; run += warps) look_up_one(p, layer, step, run * kWarp + lane, found);
 }
 
 // A group of lanes takes a record, or a part of one that is too large for a go: all of a record's requests leave for
@@ -254,14 +255,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) resolve(const __grid_const
   ClaimStart start;
   uint64 done;
   if (leads) {
-    start = read_claim_start(layer, step, p.by_recency);
+    start = read_claim_start(layer);
     done = layer.control->done;
     found = {lists, lists + p.capacity, 0, 0, 0, 0};
   }
   __syncthreads();
   look_up(p, layer, step, found);
   if (leads) {
-    shared.start = start;
+    shared.start = start = begin(start, step, p.by_recency);
     shared.done = done;
   }
   __syncthreads();
@@ -288,6 +289,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) resolve(const __grid_const
   if (exhausted) claim_the_rest(p, layer, shared);
   if (leads) count_found(p, found);
 
+  let_next_launch_begin();
   if (kIo && copy.takes_part()) {
     for (int32 round = 0; round < copy.rounds(); round++) {
       if (round > 0) copy.load(round);
