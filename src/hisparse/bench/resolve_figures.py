@@ -1,14 +1,22 @@
-"""The figures in bench/results/resolve-h200.jsonl: `python -m hisparse.bench.resolve_figures > resolve-h200.jsonl`.
+"""The figures in bench/results/resolve-h200.jsonl:
 
-Takes a GPU, 16 GB of free host memory and some minutes, most of them to make the traces.
+    python -m hisparse.bench.resolve_figures [TRACES] [--commit TEXT] > resolve-h200.jsonl
+
+TRACES is the folder of the recorded traces; with it, lines of `"kind": "misses"` hold the misses of real
+selections against the specification. Takes a GPU, 16 GB of free host memory and some minutes, most of them to
+make the generated traces.
 """
 
+import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from hisparse.bench.resolve import Setup, bench
+from hisparse.bench.resolve import bench
+from hisparse.bench.resolve_setup import Setup, check_gpu
 from hisparse.bench.synth import SETTINGS
+from hisparse.bench.trace import from_file, generated
 
 # trace, batch sizes, B, record bytes, layers, check every record
 FIGURES = (
@@ -21,26 +29,60 @@ FIGURES = (
     ("low", (1, 4, 16), 4096, 1152, 2, False),  # tables that stay in the L2 cache from step to step
     ("low-wide", (32, 64), 4096, 1152, 2, False),
 )
+RECORDED_TRACES = ("austen_tf", "code_tf", "code_gen")
+RECORDED_LAYERS = (0, 9, 19, 29)
+RECORDED_BUFFERS = (161, 240, 320)  # k + 1, 1.5 k, 2 k
+RECORDED_REQUESTS = 8
 
 
-def figures() -> Iterator[dict[str, Any]]:
-    """One result a trace, size and batch."""
-    traces = {name: setting.make() for name, setting in SETTINGS.items()}
+def figures(commit: str | None = None) -> Iterator[dict[str, Any]]:
+    """One result a generated trace, size and batch."""
+    traces = {name: generated(name, setting) for name, setting in SETTINGS.items()}
     for name, batches, buffer, record_bytes, layers, check in FIGURES:
-        setting = SETTINGS[name]
+        trace = traces[name]
         setup = Setup(
-            trace=traces[name],
-            context=setting.context,
+            trace=trace,
             buffer=buffer,
             record_bytes=record_bytes,
-            warm_steps=setting.warm_steps,
+            warm_steps=trace.warm_steps,
             layers=layers,
             check=check,
+            commit=commit,
         )
-        for result in bench(setup, batches):
-            yield {"trace": name, **result}
+        yield from bench(setup, batches)
+
+
+def misses_of_real_traces(folder: Path, commit: str | None = None) -> Iterator[dict[str, Any]]:
+    """One result a recorded trace and B, all steps counted from an empty pool on."""
+    for name in RECORDED_TRACES:
+        trace = from_file(folder / f"{name}.npz", RECORDED_LAYERS, RECORDED_REQUESTS)
+        for buffer in RECORDED_BUFFERS:
+            setup = Setup(
+                trace=trace,
+                buffer=buffer,
+                record_bytes=1152,
+                warm_steps=0,
+                layers=len(RECORDED_LAYERS),
+                exact_misses=True,
+                commit=commit,
+            )
+            for result in bench(setup, (RECORDED_REQUESTS,)):
+                yield {"kind": "misses", **result}
+
+
+def main() -> None:
+    """Print one JSON line a result."""
+    parser = argparse.ArgumentParser(description="All committed figures of resolve, one JSON line a result.")
+    parser.add_argument("traces", nargs="?", type=Path, help="the folder of the recorded traces")
+    parser.add_argument("--commit", help="the commit to name, where there is no git history")
+    given = parser.parse_args()
+    check_gpu()
+    for result in figures(given.commit):
+        print(json.dumps(result), flush=True)
+    if given.traces is not None:
+        for result in misses_of_real_traces(given.traces, given.commit):
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
-    for line in figures():
-        print(json.dumps(line), flush=True)
+    main()

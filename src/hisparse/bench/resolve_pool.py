@@ -1,0 +1,203 @@
+"""What a resolve bench drives: a pinned host pool with known contents, and device pools that replay a trace.
+
+A step resolves each layer's selection and makes the layers' orders anew on a side stream, in two groups of
+layers: forked after the group's resolves, joined before its next ones, so that making orders is off the path.
+Layers have tables and slots of their own and read one host pool, to save pinning time.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hisparse.bench.resolve_setup import Setup
+from hisparse.bench.timing import recorded
+from hisparse.device_pool import Counters, DevicePool, SlotTables
+from hisparse.errors import HiSparseError
+from hisparse.kernels import ops
+from hisparse.kernels.state import LaunchState, new_launch_state
+from hisparse.layout import PAGE_RECORDS
+from hisparse.order import POLICIES
+
+MULTIPLIER, INCREMENT = 0x9E3779B97F4A7C15 - 2**64, 12345  # the host pool's contents
+
+
+class HostRecords:
+    """A pinned host pool for some requests, with its contents on the device to check against."""
+
+    def __init__(self, setup: Setup, requests: int) -> None:
+        self.requests, self.pages_each = requests, setup.pages_each
+        rows = requests * setup.pages_each * PAGE_RECORDS
+        words = torch.arange(rows * setup.record_bytes // 8, device="cuda") * MULTIPLIER + INCREMENT
+        self.truth = words.view(torch.uint8).view(rows, setup.record_bytes)
+        self.records = torch.empty(rows, setup.record_bytes, dtype=torch.uint8, pin_memory=True)
+        self.records.copy_(self.truth)
+
+    def page_table(self, batch: int, layer: int, num_layers: int) -> Tensor:
+        """A layer's page table, int32 [batch, pages]: shuffled pages of `batch` requests' share of the host pool.
+
+        The layers read different rows. What a batch reads from grows with it: past 2 GB the link gets slower.
+        """
+        num_pages = batch * self.pages_each
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0))
+        shifted = (order + layer * (num_pages // num_layers)) % num_pages
+        return shifted.int().view(batch, self.pages_each).cuda()
+
+    def rows(self, page_table: Tensor, selection: Tensor) -> Tensor:
+        """int64 [b, k]."""
+        page = page_table.gather(1, selection.long() // PAGE_RECORDS)
+        rows: Tensor = page.long() * PAGE_RECORDS + selection % PAGE_RECORDS
+        return rows
+
+
+class Snapshot(NamedTuple):
+    """A copy of everything that a step changes, except the records."""
+
+    tables: SlotTables
+    counters: Counters
+    state: LaunchState
+
+
+class BenchPool:
+    """Layers' pools for the first `batch` requests, and the steps that drive them."""
+
+    def __init__(self, setup: Setup, batch: int, host: HostRecords) -> None:
+        self.setup, self.batch, self.host = setup, batch, host
+        device = torch.device("cuda")
+        traced = torch.from_numpy(setup.trace.selections[:, :, :batch].copy()).to(device)
+        self.selections = traced.expand(-1, setup.layers, -1, -1)  # [steps, layers, b, k]
+        self.padding = torch.full(traced.shape[2:], -1, dtype=torch.int32, device=device)
+        self.pool = DevicePool(setup.layout(batch, host.requests), device)
+        self.state = new_launch_state(setup.layers, device)
+        self.lines = torch.arange(batch, device=device)
+        self.slots = torch.empty(setup.layers, *traced.shape[2:], dtype=torch.int32, device=device)
+        self.page_tables = [host.page_table(batch, layer, setup.layers) for layer in range(setup.layers)]
+        self.main, self.side = torch.cuda.Stream(), torch.cuda.Stream()
+        self.by_recency = POLICIES[setup.policy].by_recency
+        half = setup.layers // 2
+        self.groups = [group for group in (range(half), range(half, setup.layers)) if group]
+
+    def resolve(self, selection: Tensor, layer: int, *, io: bool) -> None:
+        """One call."""
+        ops.resolve(
+            self.pool.tables, self.pool.counters, self.state, layer, selection, self.lines,
+            self.page_tables[layer], self.host.records, self.pool.records[layer], by_recency=self.by_recency,
+            slots=self.slots[layer], begins_step=True, io=io, shape=self.setup.shape,
+        )  # fmt: skip
+
+    def rebuild(self, layers: range) -> None:
+        """Make the orders of these layers anew where they are due."""
+        ops.rebuild_order(
+            self.pool.tables, self.pool.counters, self.state,
+            policy=self.setup.policy, first_layer=layers.start, num_layers=len(layers),
+        )  # fmt: skip
+
+    def warm_up(self) -> None:
+        """The steps that are not counted, one by one; nothing is compiled later, inside a capture."""
+        torch.cuda.synchronize()  # the tables were made on another stream
+        with torch.cuda.stream(self.main):
+            for step in range(self.setup.warm_steps):
+                self._whole_step(step)
+            before = self.snapshot()
+            for io in (True, False):
+                self.resolve(self.padding, 0, io=io)
+            self.rebuild(self.groups[0])
+            self.restore(before)
+        torch.cuda.synchronize()
+
+    def run_checked(self) -> None:
+        """All counted steps, one by one, each slot compared with its host row."""
+        with torch.cuda.stream(self.main):
+            for step in range(self.setup.warm_steps, self.setup.trace.steps):
+                self._whole_step(step)
+                for layer in range(self.setup.layers):
+                    self._check(step, layer)
+        torch.cuda.synchronize()
+
+    def advance(self, steps: int) -> None:
+        """The first counted steps, one by one, and then a fresh order in every layer."""
+        with torch.cuda.stream(self.main):
+            for step in range(self.setup.warm_steps, self.setup.warm_steps + steps):
+                self._whole_step(step)
+            self.pool.tables.cursor.copy_(self.pool.tables.listed)
+            self._rebuild_all()
+        torch.cuda.synchronize()
+
+    def capture(
+        self,
+        *,
+        io: bool = True,
+        rebuild: bool = True,
+        padding: bool = False,
+        events: list[torch.cuda.Event] | None = None,
+        steps: range | None = None,
+    ) -> torch.cuda.CUDAGraph:
+        """The counted steps as one graph.
+
+        Args:
+            io: fetch records.
+            rebuild: make orders on the side stream.
+            padding: selections of pads alone: what the launches cost that have nothing to do.
+            events: gets one before and one after each call.
+            steps: others than the counted ones.
+        """
+        graph = torch.cuda.CUDAGraph()
+        joins: dict[range, torch.cuda.Event] = {}
+        with torch.cuda.graph(graph, stream=self.main):
+            for step in steps or range(self.setup.warm_steps, self.setup.trace.steps):
+                for group in self.groups:
+                    if group in joins:
+                        self.main.wait_event(joins[group])
+                    for layer in group:
+                        selection = self.padding if padding else self.selections[step, layer]
+                        self._capture_call(selection, layer, io, events)
+                    if rebuild:
+                        joins[group] = self._fork_rebuild(group)
+            if rebuild:
+                self.main.wait_stream(self.side)
+        return graph
+
+    def snapshot(self) -> Snapshot:
+        """What to go back to, complete before anything else runs, on whatever stream."""
+        taken = Snapshot(
+            SlotTables(*(table.clone() for table in self.pool.tables)),
+            Counters(*(counter.clone() for counter in self.pool.counters)),
+            LaunchState(*(part.clone() for part in self.state)),
+        )
+        torch.cuda.synchronize()
+        return taken
+
+    def restore(self, before: Snapshot) -> None:
+        """Go back to a snapshot."""
+        now = (*self.pool.tables, *self.pool.counters, *self.state)
+        for changed, kept in zip(now, (*before.tables, *before.counters, *before.state), strict=True):
+            changed.copy_(kept)
+        torch.cuda.synchronize()
+
+    def _whole_step(self, step: int) -> None:
+        for layer in range(self.setup.layers):
+            self.resolve(self.selections[step, layer], layer, io=True)
+        self._rebuild_all()
+
+    def _rebuild_all(self) -> None:
+        for group in self.groups:
+            self.rebuild(group)
+
+    def _check(self, step: int, layer: int) -> None:
+        rows = self.host.rows(self.page_tables[layer], self.selections[step, layer])
+        got = self.pool.records[layer][self.slots[layer].long().flatten()]
+        if not torch.equal(got, self.host.truth[rows.flatten()]):
+            raise HiSparseError(f"step {step}, layer {layer}: a slot holds another record than its row")
+
+    def _capture_call(self, selection: Tensor, layer: int, io: bool, events: list[torch.cuda.Event] | None) -> None:
+        if events is not None:
+            events.append(recorded(self.main, external=True))
+        self.resolve(selection, layer, io=io)
+        if events is not None:
+            events.append(recorded(self.main, external=True))
+
+    def _fork_rebuild(self, group: range) -> torch.cuda.Event:
+        self.side.wait_event(recorded(self.main))
+        with torch.cuda.stream(self.side):
+            self.rebuild(group)
+            return recorded(self.side)
