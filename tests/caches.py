@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from hisparse.admission import CacheRequest
-from hisparse.cache import HierarchicalCache, Step
+from hisparse.cache import HierarchicalCache
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 from hisparse.order import POLICIES
 from hisparse.selection_state import SelectionState
+from hisparse.step import Step
 
 EVERY_POLICY = sorted(POLICIES)
 CHURN = [[0, 1, 2, 3], [4, 5, 6, 7], [0, 8, 9, 10], [1, 2, 11, 12], [4, 0, 3, 9], [13, 2, 7, 1], [5, 6, 10, 0]]

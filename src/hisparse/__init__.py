@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hisparse.admission import CacheRequest
-    from hisparse.cache import HierarchicalCache, Statistics, Step
+    from hisparse.cache import HierarchicalCache
     from hisparse.errors import (
         CapacityError,
         CheckpointError,
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from hisparse.layout import CacheLayout
     from hisparse.selection_state import SelectionState
+    from hisparse.statistics import Statistics
+    from hisparse.step import Step
 
 __all__ = [
     "CacheLayout",
@@ -41,8 +43,8 @@ _MODULES = {
     "CacheRequest": "admission",
     "HierarchicalCache": "cache",
     "SelectionState": "selection_state",
-    "Statistics": "cache",
-    "Step": "cache",
+    "Statistics": "statistics",
+    "Step": "step",
 }
 
 

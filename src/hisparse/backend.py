@@ -1,20 +1,28 @@
 """What the cache asks of the machinery under it: claim, copy, evict. One backend a kind of device.
 
 The cache (cache.py) checks calls and keeps the book of requests; a backend owns the two pools and moves
-records. `ReferenceBackend` is the executable specification (reference/) in vectorised torch, on any device.
+records. `ReferenceBackend` is the executable specification (reference/) in vectorised torch, on any device; the
+kernels' is `hisparse.kernels.backend.KernelBackend`.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hisparse import reference
-from hisparse.device_pool import STEP_LIMIT, DevicePool, hit
+from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool, hit
 from hisparse.host_pool import HostPool, rows_of
 from hisparse.layout import CacheLayout
 from hisparse.order import Policy
 from hisparse.reference.rebuild_order import order_is_due
+
+
+class Outcome(NamedTuple):
+    """What the device says after a step."""
+
+    step_number: int  # of the step that it ended last
+    failed: int  # records that found no slot, since the start
 
 
 class Backend(Protocol):
@@ -23,18 +31,36 @@ class Backend(Protocol):
     host_pool: HostPool
     device_pool: DevicePool
     step_number: int  # of the step that runs, or that ended last
+    can_record: bool  # steps can be recorded in a CUDA graph
 
-    def begin_step(self, rows: Tensor) -> Tensor:
-        """Begin a step and claim a slot in every layer for the records that go to `rows` (int64 [b]).
+    def begin_step(self) -> None:
+        """Count a step. What enters from now on is newer than all that is here."""
 
-        Returns int [layers, b] slots.
+    def insert(self, rows: Tensor) -> Tensor:
+        """Claim a slot in every layer for the records that go to `rows`, int64 [b], -1: padded.
+
+        Returns int [layers, b] slots, -1: padded.
         """
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Write uint8 [b, record_bytes] records to their slots and host rows."""
+        """Write uint8 [b, record_bytes] records to their slots and host rows, by the layer's resolve at the latest."""
 
-    def resolve(self, layer: int, selection: Tensor, request_index: Tensor, page_table: Tensor) -> Tensor:
-        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing; negative: pad."""
+    def resolve(
+        self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
+    ) -> Tensor:
+        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing.
+
+        A position that is negative or at least the line's length (int64 [b]) is a pad, and gets -1.
+        """
+
+    def end_step(self) -> None:
+        """Finish what runs beside the step, such as the copies to the host."""
+
+    def outcome(self) -> Outcome:
+        """Wait for the step and say how it went."""
+
+    def read_counters(self) -> Counters:
+        """The counters on the CPU, as they are now, without waiting for a step that runs."""
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free."""
@@ -43,11 +69,13 @@ class Backend(Protocol):
         """Copy the records of `rows` (int64 [n]) from the host pool to `out`, uint8 [n, record_bytes]."""
 
     def release(self, rows: Tensor) -> None:
-        """Free the slots of `rows` (int64 [n]) in every layer."""
+        """Free the slots of `rows` (int64 [n], -1: none) in every layer."""
 
 
 class ReferenceBackend:
     """The operations of reference/ over both pools."""
+
+    can_record = False
 
     def __init__(self, layout: CacheLayout, policy: Policy, device: torch.device) -> None:
         self.policy = policy
@@ -55,19 +83,33 @@ class ReferenceBackend:
         self.device_pool = DevicePool(layout, device)
         self.step_number = 0
 
-    def begin_step(self, rows: Tensor) -> Tensor:
+    def begin_step(self) -> None:
         """See `Backend`."""
-        self._tick()
-        return torch.stack([self._insert(layer, rows) for layer in range(len(self.device_pool.records))])
+        if self.step_number >= STEP_LIMIT:
+            self.step_number = self.device_pool.rebase_stamps()
+        self.step_number += 1
+
+    def insert(self, rows: Tensor) -> Tensor:
+        """See `Backend`."""
+        slots = torch.full((len(self.device_pool.records), len(rows)), -1, device=rows.device)
+        live = rows >= 0
+        for layer in range(len(slots)):
+            slots[layer, live] = self._insert(layer, rows[live])
+        return slots
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
         """See `Backend`."""
-        reference.write_through(records, slots, rows, self.device_pool.records[layer], self.host_pool.records[layer])
+        live = rows >= 0
+        pool, host = self.device_pool.records[layer], self.host_pool.records[layer]
+        reference.write_through(records[live], slots[live], rows[live], pool, host)
 
-    def resolve(self, layer: int, selection: Tensor, request_index: Tensor, page_table: Tensor) -> Tensor:
+    def resolve(
+        self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
+    ) -> Tensor:
         """See `Backend`. The order is made again right here if it is due: there is no side stream."""
         tables = self.device_pool.layer(layer)
-        rows = rows_of(page_table[request_index], selection)
+        known = selection.masked_fill(selection >= lengths[:, None], -1)
+        rows = rows_of(page_table[request_index], known)  # line -1 of a padded request is any line: it has no positions
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
         resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool)
         self._count(layer, resolved)
@@ -76,9 +118,20 @@ class ReferenceBackend:
             self.device_pool.counters.rebuilds[layer] += 1
         return resolved.slots
 
+    def end_step(self) -> None:
+        """See `Backend`. Nothing runs beside a step here."""
+
+    def outcome(self) -> Outcome:
+        """See `Backend`."""
+        return Outcome(self.step_number, int(self.device_pool.counters.failed.sum()))
+
+    def read_counters(self) -> Counters:
+        """See `Backend`."""
+        return Counters(*self.device_pool.all_counters.cpu())
+
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """See `Backend`."""
-        self._tick()
+        self.begin_step()
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
         reference.stage(self.device_pool.layer(layer), records, rows, self.step_number, pool, host)
 
@@ -92,12 +145,6 @@ class ReferenceBackend:
         for layer in range(len(self.device_pool.records)):
             reference.release(self.device_pool.layer(layer), rows)
 
-    def _tick(self) -> None:
-        """What enters from now on is newer than all that is here."""
-        if self.step_number >= STEP_LIMIT:
-            self.step_number = self.device_pool.rebase_stamps()
-        self.step_number += 1
-
     def _insert(self, layer: int, rows: Tensor) -> Tensor:
         slots, exhausted = reference.insert(self.device_pool.layer(layer), rows, self.step_number, self.policy)
         self.device_pool.counters.exhausted[layer] += exhausted
@@ -109,3 +156,12 @@ class ReferenceBackend:
         counters.misses[layer] += resolved.misses
         counters.exhausted[layer] += resolved.exhausted
         counters.failed[layer] += resolved.failed
+
+
+def new_backend(layout: CacheLayout, policy: Policy, device: torch.device) -> Backend:
+    """The kernels on a CUDA device, the reference on any other."""
+    if device.type == "cuda":
+        from hisparse.kernels.backend import KernelBackend  # needs cuda-bindings
+
+        return KernelBackend(layout, policy, device)
+    return ReferenceBackend(layout, policy, device)

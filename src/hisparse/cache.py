@@ -5,51 +5,23 @@ then, step by step, append the new record of every layer and resolve the layer's
 attention can read. The cache sees positions and bytes: no selector, model or dtype is named here.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hisparse.admission import Admission, CacheRequest, State
-from hisparse.backend import Backend, ReferenceBackend
-from hisparse.errors import HiSparseError
-from hisparse.host_pool import rows_of
+from hisparse.backend import new_backend
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
-from hisparse.order import POLICIES, Policy
-from hisparse.resolve import check_positions, check_selection
+from hisparse.order import POLICIES
+from hisparse.resolve import as_bytes, check_positions, check_selection
 from hisparse.selection_state import SelectionState
+from hisparse.statistics import Statistics, count_up
+from hisparse.step import Step, Steps
 from hisparse.workspace import Workspace
-
-
-class Step(NamedTuple):
-    """One decode step: what its new records and selections refer to."""
-
-    requests: tuple[CacheRequest, ...]
-    request_index: Tensor  # int64 [b], line of each request in the page tables
-    positions: Tensor  # int64 [b], of the records that this step produces
-    lengths: Tensor  # int64 [b], positions + 1
-    rows: Tensor  # int64 [b], where those records go on the host
-    slots: Tensor  # int64 [layers, b], and on the device
-
-
-class Statistics(NamedTuple):
-    """Totals over all layers since the start."""
-
-    hits: int
-    misses: int
-    fetched_bytes: int
-    order_rebuilds: int
-    exhausted_orders: int
-
-    @property
-    def miss_rate(self) -> float:
-        """Misses as a share of all selected positions; 0 if nothing was selected yet."""
-        return self.misses / max(self.hits + self.misses, 1)
 
 
 class HierarchicalCache:
@@ -83,14 +55,12 @@ class HierarchicalCache:
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        self.backend = _new_backend(layout, POLICIES[policy], self.device)
+        self.backend = new_backend(layout, POLICIES[policy], self.device)
         self.host_pool = self.backend.host_pool
         self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
         self.admission = Admission(layout, self.host_pool.pages, selection_state, self.device)
-        self._step: Step | None = None
-        self._appended: set[int] = set()  # layers that got the step's records
-        self._failed_before = 0  # counters.failed when the step began
+        self._steps = Steps(layout, self.admission, self.backend, self.device)
 
     # Requests come and go
 
@@ -115,7 +85,7 @@ class HierarchicalCache:
 
     def retire(self, request: CacheRequest) -> None:
         """Let a request go: its slots, its host pages and its selection state are free again."""
-        self._check_idle("retire")
+        self._steps.check_idle("retire")
         self.admission.check_member(request)
         self.backend.release(self.admission.own_rows(request))
         self.admission.retire(request)
@@ -126,14 +96,14 @@ class HierarchicalCache:
         Its records stay on the host and its selection state is saved there, so that it resumes without
         computing anything again.
         """
-        self._check_idle("retract")
+        self._steps.check_idle("retract")
         self.admission.check_member(request, State.ACTIVE)
         self.backend.release(self.admission.own_rows(request))
         self.admission.retract(request)
 
     def resume(self, request: CacheRequest) -> None:
         """Put a retracted request back. Raises `CapacityError`, changing nothing, while there is no room."""
-        self._check_idle("resume")
+        self._steps.check_idle("resume")
         self.admission.check_member(request, State.RETRACTED)
         self.admission.resume(request)
 
@@ -154,10 +124,10 @@ class HierarchicalCache:
         Raises:
             ValueError: a gap or an overlap, too many positions, or records of another size.
         """
-        self._check_idle("stage")
+        self._steps.check_idle("stage")
         self._check_layer(layer)
         self.admission.check_member(request, State.ACTIVE)
-        raw = self._as_bytes(records)
+        raw = as_bytes(records, self.layout)
         end = start + raw.shape[0]
         if start != request.staged[layer]:
             raise ValueError(
@@ -185,44 +155,60 @@ class HierarchicalCache:
 
     # Decode
 
-    @contextmanager
-    def step(self, requests: Sequence[CacheRequest]) -> Iterator[Step]:
+    def step(
+        self, requests: Sequence[CacheRequest], *, batch_size: int | None = None, recorded: Step | None = None
+    ) -> AbstractContextManager[Step]:
         """One decode step: every request gets one more position, with a slot in every layer.
 
-        Inside, call `append` and then `resolve` for each layer. If the body raises, the step is undone:
-        no request has grown.
+        Inside, call `append` and then `resolve` for each layer; or, with `recorded`, replay the graph that the step
+        was recorded in, once, on the stream that is current here. If the body raises, the step is undone: no request
+        has grown.
 
         Args:
             requests: active ones, no two the same, each below its capacity.
+            batch_size: lines of the step; those beyond the requests are padded. Default: one a request.
+            recorded: a step of `record_step`.
 
         Raises:
-            ValueError: a request that cannot take part, or a layer without `append`. No request has grown.
+            ValueError: a request that cannot take part, a layer without `append`, or a recorded step that was not
+                replayed exactly once. No request has grown.
             HiSparseError: the selections of the step did not fit the pool.
         """
-        step = self._begin(requests)
-        try:
-            yield step
-        except BaseException:
-            self._undo(step)
-            raise
-        finally:
-            self._step = None
-        self._end(step)
+        return self._steps.run(requests, batch_size, recorded)
+
+    def record_step(self, batch_size: int) -> AbstractContextManager[Step]:
+        """Record a decode step of up to `batch_size` requests in the CUDA graph that is being captured.
+
+        Inside, call `append` and `resolve` for each layer as in `step`. Nothing of it waits for the CPU, and
+        everything it forks is joined at its end. `step(requests, recorded=...)` fills its inputs for a replay.
+
+            with torch.cuda.graph(graph), cache.record_step(8) as recorded:
+                model(tokens, recorded.positions, attend)
+            with cache.step(requests, recorded=recorded):
+                graph.replay()
+
+        Raises:
+            ValueError: no GPU, no capture, or a batch size that the cache cannot have.
+        """
+        return self._steps.record(batch_size)
 
     def append(self, layer: int, records: Tensor) -> None:
         """Write the step's new records of one layer to their slots and through to the host pool.
 
+        They are in their slots when the layer's `resolve` is through.
+
         Args:
             layer: 0 to num_layers - 1.
-            records: [b, ...] of any dtype, record_bytes bytes a line, one line a request of the step.
+            records: [b, ...] of any dtype, record_bytes bytes a line, one line a line of the step. Those of padded
+                lines go nowhere.
         """
-        step = self._current("append")
+        step = self._steps.current("append")
         self._check_layer(layer)
-        raw = self._as_bytes(records)
-        if raw.shape[0] != len(step.requests):
-            raise ValueError(f"append takes {len(step.requests)} records, one a request, got {raw.shape[0]}")
+        raw = as_bytes(records, self.layout)
+        if raw.shape[0] != step.batch_size:
+            raise ValueError(f"append takes {step.batch_size} records, one a request, got {raw.shape[0]}")
         self.backend.write_through(layer, raw, step.slots[layer], step.rows)
-        self._appended.add(layer)
+        self._steps.note_append(layer)
 
     def resolve(self, layer: int, selection: Tensor) -> Tensor:
         """Bring every selected record into the device pool and say where it is.
@@ -230,7 +216,8 @@ class HierarchicalCache:
         Args:
             layer: 0 to num_layers - 1.
             selection: int32 [b, k] positions, k <= top_k, distinct in a request, -1 pads. The newest
-                position, whose record `append` takes, may be among them.
+                position, whose record `append` takes, may be among them. Ascending order is best: neighbours in the
+                host pool are then fetched together.
 
         Returns:
             int32 [b, k] slots of `records(layer)`, -1 where the selection is negative or past the request's
@@ -238,17 +225,16 @@ class HierarchicalCache:
 
         Raises:
             ValueError: a selection of another shape, dtype or device; in debug mode also positions outside
-                the history or named twice.
+                the history or named twice (not while a step is recorded).
         """
-        step = self._current("resolve")
+        step = self._steps.current("resolve")
         self._check_layer(layer)
-        if layer not in self._appended:
-            raise ValueError(f"layer {layer} is resolved before `append` wrote the step's records: append first")
-        check_selection(selection, self.layout, len(step.requests), self.device)
-        if self.debug:
-            check_positions(selection, step.lengths)
-        known = selection.masked_fill(selection >= step.lengths[:, None], -1)
-        return self.backend.resolve(layer, known, step.request_index, self.admission.page_table)
+        self._steps.check_has_records(layer)
+        check_selection(selection, self.layout, step.batch_size, self.device)
+        if self.debug and step.requests:
+            live = len(step.requests)
+            check_positions(selection[:live], step.lengths[:live])
+        return self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
 
     def records(self, layer: int) -> Tensor:
         """The layer's slots, uint8 [N, record_bytes]: what attention reads."""
@@ -261,91 +247,20 @@ class HierarchicalCache:
         """All requests that are not retired, in the order of their admission."""
         return self.admission.requests
 
-    def statistics(self) -> Statistics:
-        """Totals over all layers since the start."""
-        counters = self.device_pool.counters
-        misses = int(counters.misses.sum())
-        return Statistics(
-            hits=int(counters.hits.sum()),
-            misses=misses,
-            fetched_bytes=misses * self.layout.record_bytes,
-            order_rebuilds=int(counters.rebuilds.sum()),
-            exhausted_orders=int(counters.exhausted.sum()),
-        )
+    def statistics(self, layer: int | None = None) -> Statistics:
+        """Totals since the start, of one layer or of all together. Does not wait for a step that runs."""
+        if layer is not None:
+            self._check_layer(layer)
+        return count_up(self.backend.read_counters(), self.layout.record_bytes, layer)
 
     def check_integrity(self) -> None:
         """Prove that no table contradicts another and no slot the host. Raises `IntegrityError` otherwise.
 
         Not inside a step, when new records have slots but are not written yet.
         """
-        self._check_idle("check_integrity")
+        self._steps.check_idle("check_integrity")
         check_cache(self)
-
-    # Steps
-
-    def _begin(self, requests: Sequence[CacheRequest]) -> Step:
-        self._check_idle("step")
-        self.admission.check_can_step(requests)
-        request_index = torch.tensor([request.index for request in requests], device=self.device)
-        positions = torch.tensor([request.length for request in requests], device=self.device)
-        rows = rows_of(self.admission.page_table[request_index], positions[:, None])[:, 0]
-        slots = self.backend.begin_step(rows)
-        self._appended = set()
-        self._failed_before = int(self.device_pool.counters.failed.sum())
-        self._step = Step(tuple(requests), request_index, positions, positions + 1, rows, slots)
-        return self._step
-
-    def _end(self, step: Step) -> None:
-        missing = set(range(self.layout.num_layers)) - self._appended
-        failed = int(self.device_pool.counters.failed.sum()) - self._failed_before
-        if missing or failed:
-            self._undo(step)
-        if missing:
-            raise ValueError(
-                f"the step ended without `append` for layers {sorted(missing)}: every layer needs its record"
-            )
-        if failed:
-            raise HiSparseError(
-                f"{failed} selected records found no slot: more positions were resolved in one step than the "
-                f"device pool has slots ({self.layout.num_slots} a layer). Resolve each layer once a step"
-            )
-        for request in step.requests:
-            request.length += 1
-            request.staged = [request.length] * self.layout.num_layers
-
-    def _undo(self, step: Step) -> None:
-        """Free the slots that the step's new records took; the records themselves never counted."""
-        self.backend.release(step.rows)
-
-    # Checks, one a boundary
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.num_layers:
             raise ValueError(f"layer must be 0 to {self.layout.num_layers - 1}, got {layer}")
-
-    def _check_idle(self, call: str) -> None:
-        if self._step is not None:
-            raise ValueError(f"{call} cannot be called inside a step: leave the `with cache.step(...)` block first")
-
-    def _current(self, call: str) -> Step:
-        if self._step is None:
-            raise ValueError(f"{call} belongs inside `with cache.step(requests):`")
-        return self._step
-
-    def _as_bytes(self, records: Tensor) -> Tensor:
-        """The records as uint8 [n, record_bytes], whatever their shape and dtype."""
-        raw = records.contiguous().view(records.shape[0], math.prod(records.shape[1:])).view(torch.uint8)
-        if raw.shape[1] != self.layout.record_bytes:
-            raise ValueError(
-                f"a record has {self.layout.record_bytes} bytes in this cache, got {raw.shape[1]} "
-                f"from {records.dtype} {list(records.shape)}"
-            )
-        return raw
-
-
-def _new_backend(layout: CacheLayout, policy: Policy, device: torch.device) -> Backend:
-    if device.type == "cuda":
-        from hisparse.kernels.backend import KernelBackend  # needs cuda-bindings
-
-        return KernelBackend(layout, policy, device)
-    return ReferenceBackend(layout, policy, device)

@@ -75,7 +75,8 @@ class DevicePool:
             listed=full(0),
             listed_at=full(FREE),
         )
-        self.counters = Counters(*(torch.zeros(layers, dtype=torch.int64, device=device) for _ in Counters._fields))
+        self.all_counters = torch.zeros(len(Counters._fields), layers, dtype=torch.int64, device=device)
+        self.counters = Counters(*self.all_counters)  # views
         self._layers = [SlotTables(*(table[layer] for table in self.tables)) for layer in range(layers)]
 
     def layer(self, layer: int) -> SlotTables:

@@ -1,4 +1,6 @@
-"""Check a selection once, at the public boundary; the backend behind it assumes what is checked here."""
+"""Check records and selections once, at the public boundary; the backend behind it assumes what is checked here."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -44,3 +46,14 @@ def check_positions(selection: Tensor, lengths: Tensor) -> None:
     if repeated.any():
         request, column = (int(i) for i in repeated.nonzero()[0])
         raise ValueError(f"selection[{request}] names position {int(ordered[request, column])} twice")
+
+
+def as_bytes(records: Tensor, layout: CacheLayout) -> Tensor:
+    """The records as uint8 [n, record_bytes], whatever their shape and dtype. Raises `ValueError` for another size."""
+    raw = records.contiguous().view(records.shape[0], math.prod(records.shape[1:])).view(torch.uint8)
+    if raw.shape[1] != layout.record_bytes:
+        raise ValueError(
+            f"a record has {layout.record_bytes} bytes in this cache, got {raw.shape[1]} "
+            f"from {records.dtype} {list(records.shape)}"
+        )
+    return raw

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from hisparse.admission import CacheRequest
 from hisparse.attention import GroupedRecords, attend, attend_tiled
-from hisparse.cache import HierarchicalCache, Step
+from hisparse.cache import HierarchicalCache
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.errors import CapacityError
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.llama import Llama
 from hisparse.selection_state import SelectionState
 from hisparse.selectors import Selector
+from hisparse.step import Step
 
 
 class Runner:

@@ -1,14 +1,20 @@
 """Launch cuda/copy.cu: write_through, stage and replay, which move records whose places are known."""
 
+import torch
 from torch import Tensor
 
 from hisparse.device_pool import SlotTables
-from hisparse.kernels.launch import launch, load
+from hisparse.kernels.launch import Kernel, launch, load
 from hisparse.kernels.params import CopyParams, tables_struct
 
 THREADS = 256
 STAGE_BLOCKS = 64  # enough to fill the link; the rest of the GPU computes
 REPLAY_BLOCKS = 32  # runs beside the layers' own work
+
+
+def load_copy(name: str, record_bytes: int, device: torch.device) -> Kernel:
+    """write_through, stage or replay, for records of a size."""
+    return load("copy.cu", name, CopyParams, device, RECORD_BYTES=record_bytes)
 
 
 def launch_write_through(records: Tensor, slots: Tensor, rows: Tensor, pool: Tensor, host: Tensor) -> None:
@@ -53,5 +59,4 @@ def _blocks(records: Tensor) -> int:
 
 def _launch(name: str, params: CopyParams, pool: Tensor, blocks: int) -> None:
     if blocks:
-        kernel = load("copy.cu", name, CopyParams, pool.device, RECORD_BYTES=pool.shape[-1])
-        launch(kernel, params, (blocks, 1), THREADS)
+        launch(load_copy(name, pool.shape[-1], pool.device), params, (blocks, 1), THREADS)

@@ -48,6 +48,12 @@ def fit_shape(kernel: Kernel, shape: Shape, size: int) -> tuple[Shape, int]:
         blocks = resident
 
 
+def load_resolve(record_bytes: int, device: torch.device, *, io: bool = True) -> Kernel:
+    """The kernel for records of a size."""
+    defines = {"RECORD_BYTES": record_bytes, "IO": int(io), "IN_FLIGHT": IN_FLIGHT}
+    return load("resolve.cu", "resolve", ResolveParams, device, **defines)
+
+
 def launch_resolve(
     tables: list[Tensor],
     counters: list[Tensor],
@@ -70,8 +76,7 @@ def launch_resolve(
     batch, k = selection.shape
     if not batch * k:
         return
-    defines = {"RECORD_BYTES": pool.shape[-1], "IO": int(io), "IN_FLIGHT": IN_FLIGHT}
-    kernel = load("resolve.cu", "resolve", ResolveParams, selection.device, **defines)
+    kernel = load_resolve(pool.shape[-1], selection.device, io=io)
     chosen = Shape(*shape) if shape else choose_shape(batch * k, kernel.multiprocessors)
     chosen, capacity = fit_shape(kernel, chosen, batch * k)
     params = ResolveParams(

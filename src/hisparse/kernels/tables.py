@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hisparse.device_pool import Counters, SlotTables
-from hisparse.kernels.launch import launch, load
+from hisparse.kernels.launch import Kernel, launch, load
 from hisparse.kernels.params import (
     InsertParams,
     RebuildOrderParams,
@@ -18,13 +18,23 @@ POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2}  # `Policy` of rebuild_order
 SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
 MAX_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
 WARP = 32
+REBUILD = ("count_keys", "place_slots")  # its two launches
+
+
+def load_tables(device: torch.device) -> dict[str, Kernel]:
+    """The kernels that move no records, by name."""
+    return {
+        "insert": load("insert.cu", "insert", InsertParams, device),
+        "release": load("release.cu", "release", ReleaseParams, device),
+        **{name: load("rebuild_order.cu", name, RebuildOrderParams, device, BINS=NUM_BINS) for name in REBUILD},
+    }
 
 
 def launch_insert(
     tables: list[Tensor], counters: list[Tensor], control: Tensor, rows: Tensor, slots: Tensor, by_recency: bool
 ) -> None:
     """`ops.insert`, checked and flattened."""
-    kernel = load("insert.cu", "insert", InsertParams, control.device)
+    kernel = load_tables(control.device)["insert"]
     batch = rows.numel()
     params = InsertParams(
         tables=tables_struct(SlotTables(*tables), control),
@@ -42,7 +52,7 @@ def launch_release(tables: list[Tensor], control: Tensor, rows: Tensor) -> None:
     """`ops.release`, checked and flattened."""
     if not rows.numel():
         return
-    kernel = load("release.cu", "release", ReleaseParams, control.device)
+    kernel = load_tables(control.device)["release"]
     params = ReleaseParams(
         tables=tables_struct(SlotTables(*tables), control), rows=rows.data_ptr(), num_rows=rows.numel()
     )
@@ -68,6 +78,5 @@ def launch_rebuild_order(
         policy=POLICY_NUMBERS[policy],
     )
     blocks = min(-(-views.stamp.shape[-1] // SLOTS_PER_BLOCK), MAX_REBUILD_BLOCKS)
-    for name in ("count_keys", "place_slots"):
-        kernel = load("rebuild_order.cu", name, RebuildOrderParams, torch.device(control.device), BINS=NUM_BINS)
-        launch(kernel, params, (blocks, num_layers), 1024)
+    for name in REBUILD:
+        launch(load_tables(control.device)[name], params, (blocks, num_layers), 1024)

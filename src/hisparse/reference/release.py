@@ -10,8 +10,9 @@ def release(tables: SlotTables, rows: Tensor) -> None:
 
     Args:
         tables: of one layer.
-        rows: int64 [n], distinct; rows that are in no slot are passed over.
+        rows: int64 [n], distinct, -1: none; rows that are in no slot are passed over.
     """
+    rows = rows[rows >= 0]
     slots = tables.slot_of_row[rows]
     slots = slots[slots >= 0].long()
     tables.slot_of_row[rows] = -1
