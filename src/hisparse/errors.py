@@ -16,6 +16,10 @@ class NeverFitsError(CapacityError):
     """There would be no room even in an empty cache: waiting does not help."""
 
 
+class HostMemoryError(CapacityError):
+    """The machine does not have the host memory that a host pool asks for, or cannot pin it."""
+
+
 class CheckpointError(HiSparseError):
     """A checkpoint is missing, truncated, inconsistent, or of a kind that is not supported."""
 

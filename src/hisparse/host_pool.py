@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hisparse.errors import CapacityError, IntegrityError
+from hisparse.host_memory import Progress, allocate
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 
 
@@ -65,10 +66,10 @@ class Pages:
 class HostPool:
     """Records of all layers in host memory, pinned when the device is a GPU."""
 
-    def __init__(self, layout: CacheLayout, *, pinned: bool) -> None:
+    def __init__(self, layout: CacheLayout, *, pinned: bool, progress: Progress | None = None) -> None:
         self.pages = Pages(layout.num_pages)
         shape = (layout.num_layers, layout.num_rows, layout.record_bytes)
-        self.records = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)  # [layers, rows, record_bytes]
+        self.records = allocate(shape, pinned=pinned, progress=progress)  # [layers, rows, record_bytes]
 
 
 def rows_of(pages: Tensor, positions: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hisparse.commands import bench, demo, fetch, generate, verify
+from hisparse.commands import bench, demo, doctor, fetch, generate, verify
 from hisparse.errors import HiSparseError
 
 INTERRUPTED = 130
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 app.command()(fetch.fetch)
 app.command()(generate.generate)
 app.command()(verify.verify)
