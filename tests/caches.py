@@ -26,6 +26,11 @@ SMALL = {
 }
 
 
+def default_device() -> torch.device:
+    """Where torch makes tensors now; conftest.py's `each_backend` changes it."""
+    return torch.empty(0).device
+
+
 def small_layout(**changes: int) -> CacheLayout:
     """2 layers, records of 32 bytes, top_k 4, 2 requests of 6 slots each, 8 host pages; or as changed."""
     return CacheLayout(**(SMALL | changes))
@@ -40,6 +45,7 @@ def small_state(layout: CacheLayout, **changes: Any) -> SelectionState:
         "dtype": torch.float32,
         "max_requests": layout.max_requests,
         "max_pages": layout.max_pages,
+        "device": default_device(),
     }
     return SelectionState(**(fitting | changes))
 
@@ -50,7 +56,7 @@ def small_cache(
     """A cache of `small_layout(**changes)` in which every byte that nobody wrote is `fill`."""
     layout = small_layout(**changes)
     state = small_state(layout) if with_state else None
-    cache = HierarchicalCache(layout, policy=policy, debug=debug, selection_state=state)
+    cache = HierarchicalCache(layout, policy=policy, debug=debug, selection_state=state, device=default_device())
     cache.host_pool.records.fill_(fill)
     cache.device_pool.records.fill_(fill)
     cache.workspace._tiles.fill_(fill)

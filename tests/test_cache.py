@@ -21,6 +21,8 @@ from tests.caches import (
     snapshot,
 )
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 
 @pytest.mark.parametrize(
     ("positions", "message"),
@@ -157,9 +159,11 @@ def test_rule_6_a_new_record_is_stamped_as_used_and_its_host_copy_does_not_read_
             assert tables.stamp[step.slots[layer]].tolist() == [fetched(cache.backend.step_number)]
             assert torch.equal(tables.row_of_slot[step.slots[layer]].long(), step.rows)
         driver.append(step)
+        cache.resolve(0, pad([[]]))  # the record is in its slot now
         cache.device_pool.records[0, step.slots[0]] = 0  # lost from the slot at once
-    cache.device_pool.records[0, step.slots[0]] = cache.host_pool.records[0, step.rows]
-    assert torch.equal(cache.host_pool.records[0, step.rows[0]].view(torch.int32), driver.record(request, 0, 20))
+    on_host = cache.host_pool.records[0, step.rows.cpu()].to(cache.device)
+    cache.device_pool.records[0, step.slots[0]] = on_host
+    assert torch.equal(on_host[0].view(torch.int32), driver.record(request, 0, 20))
     for start in (0, 4, 8):  # push it out ...
         driver.step({request: [start, start + 1, start + 2, start + 3]})
     assert 20 not in resident(cache, request)
@@ -167,6 +171,7 @@ def test_rule_6_a_new_record_is_stamped_as_used_and_its_host_copy_does_not_read_
     cache.check_integrity()
 
 
+@pytest.mark.reference_only("the GPU makes recency lists again more often")
 def test_rule_7_a_recency_list_is_made_again_only_when_half_used_up() -> None:
     driver = new_driver(num_layers=1, max_requests=1, top_k=2, device_buffer_size=8)
     request = driver.admit(staged=30)
@@ -246,6 +251,7 @@ def test_rule_9_a_failure_in_an_undone_step_is_not_held_against_the_next() -> No
     driver.cache.check_integrity()
 
 
+@pytest.mark.reference_only("ties inside a step have no order on the GPU")
 def test_rule_10_inside_a_step_fetched_records_leave_before_hits_and_lower_rows_first() -> None:
     driver = new_driver(num_layers=1, max_requests=1, device_buffer_size=8)
     request = driver.admit(staged=8)
@@ -263,6 +269,7 @@ def test_rule_10_inside_a_step_fetched_records_leave_before_hits_and_lower_rows_
     driver.cache.check_integrity()
 
 
+@pytest.mark.reference_only("ties inside a step have no order on the GPU")
 @pytest.mark.parametrize("policy", ["lru", "fifo"])
 @pytest.mark.parametrize("steps_before", range(5))
 def test_rule_10_eviction_is_the_same_across_the_renumbering_of_stamps(policy: str, steps_before: int) -> None:
@@ -325,6 +332,7 @@ def test_exhausted_order_is_made_again_and_counted() -> None:
     driver.cache.check_integrity()
 
 
+@pytest.mark.reference_only("ties inside a step have no order on the GPU")
 def test_lru_is_exact_after_staging_between_steps() -> None:
     driver = new_driver(num_layers=1, max_requests=1, top_k=3, device_buffer_size=4)
     request = driver.admit()
@@ -369,6 +377,7 @@ def test_statistics_of_a_cache_that_did_nothing() -> None:
     cache.check_integrity()
 
 
+@pytest.mark.reference_only("ties inside a step have no order on the GPU")
 def test_miss_rate() -> None:
     driver = new_driver(num_layers=1, max_requests=1)
     request = driver.admit(staged=20)

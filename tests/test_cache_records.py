@@ -6,11 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.caches import CHURN, EVERY_POLICY, new_driver, small_cache, snapshot
+from tests.caches import (
+    CHURN,
+    EVERY_POLICY,
+    default_device,
+    make_records,
+    new_driver,
+    row_of,
+    small_cache,
+    snapshot,
+)
+
+pytestmark = pytest.mark.usefixtures("each_backend")
 
 
 def float_records(count: int) -> Tensor:
-    return torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+    records = torch.randn(count, 8, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    return records.to(default_device())
 
 
 RECORD_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,7 +61,7 @@ def test_records_of_any_stride_and_dtype(form: str) -> None:
 def test_staging_no_records_changes_nothing() -> None:
     cache = small_cache()
     request = cache.admit(64)
-    before = snapshot(cache) | {"step": 1}
+    before = snapshot(cache)
     cache.stage(0, request, 0, torch.zeros(0, 8))
     assert snapshot(cache) == before
     cache.check_integrity()
@@ -129,4 +141,27 @@ def test_positions_past_the_history_are_pads_without_debug_mode() -> None:
         for layer in range(2):
             assert (cache.resolve(layer, beyond)[0] >= 0).tolist() == [True, False, False, False]
     driver.step({request: [10, 11]})
+    cache.check_integrity()
+
+
+def test_padded_lines_get_no_slots_and_write_nothing() -> None:
+    driver = new_driver(max_requests=2, with_state=True)
+    one, other = driver.admit(staged=10), driver.admit(staged=10)
+    cache = driver.cache
+    before = cache.host_pool.records.clone()
+    garbage = torch.full((1, 8), 77, dtype=torch.int32)
+    selection = torch.tensor([[3, 10, -1], [0, 99999, 5], [7, 7, -5]], dtype=torch.int32)
+    with cache.step([other], batch_size=3) as step:
+        assert step.batch_size == 3
+        assert [line.tolist() for line in step.inputs[:3, 1:]] == [[-1, -1], [0, 0], [0, 0]]
+        for layer in range(2):
+            new = make_records(9, layer, 10, 1)
+            cache.append(layer, torch.cat([new, garbage, garbage]))
+            slots = cache.resolve(layer, selection)
+            assert (slots[0] >= 0).tolist() == [True, True, False]
+            assert (slots[1:] == -1).all()
+            assert torch.equal(cache.records(layer)[slots[0, 1].long()].view(torch.int32), new[0])
+    changed = (cache.host_pool.records != before).any(dim=2).nonzero().tolist()
+    assert changed == [[layer, row_of(other, 10)] for layer in range(2)]
+    assert (one.length, other.length) == (10, 11)
     cache.check_integrity()

@@ -20,6 +20,8 @@ from tests.caches import (
     snapshot,
 )
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 Call = Callable[[HierarchicalCache, CacheRequest], object]
 REFUSALS: dict[str, tuple[Call, str]] = {
     "admit nothing": (lambda c, r: c.admit(0), "max_positions must be at least 1, got 0"),
@@ -50,12 +52,23 @@ REFUSALS: dict[str, tuple[Call, str]] = {
     "append outside a step": (lambda c, r: c.append(0, make_records(1, 0, 0, 1)), r"inside `with cache.step\("),
     "resolve outside a step": (lambda c, r: c.resolve(0, pad([[0]])), r"inside `with cache.step\("),
     "an empty step": (lambda c, r: enter_step(c, []), "a step needs at least one request"),
+    "a batch too small": (lambda c, r: enter_step(c, [r], batch_size=0), "batch size 0 has no room for 1 requests"),
+    "recorded without a capture": (
+        lambda c, r: record(c, 1),
+        r"inside `with torch.cuda.graph\(...\)`, with the cache on",
+    ),
+    "recorded too large": (lambda c, r: record(c, 3), "batch_size must be 1 to max_requests = 2, got 3"),
     "a request twice": (lambda c, r: enter_step(c, [r, r]), "only once"),
 }
 
 
-def enter_step(cache: HierarchicalCache, requests: list[CacheRequest]) -> None:
-    with cache.step(requests):
+def enter_step(cache: HierarchicalCache, requests: list[CacheRequest], batch_size: int | None = None) -> None:
+    with cache.step(requests, batch_size=batch_size):
+        raise AssertionError("the step began")
+
+
+def record(cache: HierarchicalCache, batch_size: int) -> None:
+    with cache.record_step(batch_size):
         raise AssertionError("the step began")
 
 
@@ -92,7 +105,7 @@ IN_STEP_REFUSALS: dict[str, tuple[Call, str]] = {
     ),
     "selection device": (
         lambda c, r: c.resolve(0, torch.empty(1, 1, dtype=torch.int32, device="meta")),
-        "selection must be on cpu, where the slots are, got meta",
+        "selection must be on (cpu|cuda:0), where the slots are, got meta",
     ),
     "position twice": (lambda c, r: c.resolve(0, pad([[1, 1]])), r"selection\[0\] names position 1 twice"),
     "position too late": (lambda c, r: c.resolve(0, pad([[67]])), "is 67, but that request's history has 67"),

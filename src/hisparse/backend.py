@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hisparse import reference
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool, hit
+from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool, rows_of
 from hisparse.layout import CacheLayout
 from hisparse.order import Policy
@@ -77,9 +78,11 @@ class ReferenceBackend:
 
     can_record = False
 
-    def __init__(self, layout: CacheLayout, policy: Policy, device: torch.device) -> None:
+    def __init__(
+        self, layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None = None
+    ) -> None:
         self.policy = policy
-        self.host_pool = HostPool(layout, pinned=device.type == "cuda")
+        self.host_pool = HostPool(layout, pinned=device.type == "cuda", progress=progress)
         self.device_pool = DevicePool(layout, device)
         self.step_number = 0
 
@@ -158,10 +161,10 @@ class ReferenceBackend:
         counters.failed[layer] += resolved.failed
 
 
-def new_backend(layout: CacheLayout, policy: Policy, device: torch.device) -> Backend:
+def new_backend(layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None) -> Backend:
     """The kernels on a CUDA device, the reference on any other."""
     if device.type == "cuda":
         from hisparse.kernels.backend import KernelBackend  # needs cuda-bindings
 
-        return KernelBackend(layout, policy, device)
-    return ReferenceBackend(layout, policy, device)
+        return KernelBackend(layout, policy, device, progress)
+    return ReferenceBackend(layout, policy, device, progress)

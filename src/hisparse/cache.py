@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hisparse.admission import Admission, CacheRequest, State
 from hisparse.backend import new_backend
+from hisparse.host_memory import Progress
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
 from hisparse.order import POLICIES
@@ -33,8 +34,11 @@ class HierarchicalCache:
         device: where slots, tables and selections are. The reference backend serves any torch device.
         selection_state: the selector's pages, admitted, saved and released together with the request's.
         debug: check at every resolve that positions are distinct and inside the history (reads back).
+        progress: called with (bytes done, bytes in all) while the host pool is pinned, which takes a second for 4 GB.
 
     Raises:
+        BuildError: the GPU's kernels cannot be compiled or loaded here.
+        HostMemoryError: the system does not give the host pool. Nothing stays taken.
         ValueError: a policy that does not exist, or a selection state of another shape.
 
     Design: DESIGN.md sections 2 to 4; the idea is the HiSparse paper's (arXiv 2608.07009).
@@ -48,6 +52,7 @@ class HierarchicalCache:
         device: torch.device | str = "cpu",
         selection_state: SelectionState | None = None,
         debug: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
@@ -55,7 +60,7 @@ class HierarchicalCache:
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        self.backend = new_backend(layout, POLICIES[policy], self.device)
+        self.backend = new_backend(layout, POLICIES[policy], self.device, progress)
         self.host_pool = self.backend.host_pool
         self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
@@ -137,6 +142,8 @@ class HierarchicalCache:
             raise ValueError(
                 f"positions {start} to {end - 1} are past the {request.capacity} that the request was admitted with"
             )
+        if start == end:
+            return
         self.backend.stage(layer, raw, self.admission.rows(request, start, end))
         request.staged[layer] = end
         request.length = min(request.staged)

@@ -194,7 +194,7 @@ def _upload(requests: Sequence[CacheRequest], inputs: Tensor) -> None:
     """Fill a step's inputs: one copy, which does not wait for the device."""
     lines = [_line(request) for request in requests]
     lines += [(-1, 0, 0, -1)] * (inputs.shape[1] - len(lines))
-    values = torch.tensor(lines).t().contiguous()
+    values = torch.tensor(lines, device="cpu").t().contiguous()
     if inputs.device.type == "cuda":
         values = values.pin_memory()  # torch keeps the pinned block until the copy is done
     inputs.copy_(values, non_blocking=True)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -52,6 +52,19 @@ class Bars:
     def bar(self, title: str, total: int) -> Bar:
         """A new bar."""
         return Bar(title, total, self._progress)
+
+    def amounts(self, title: str, unit: int) -> Callable[[int, int], None]:
+        """Shows (amount done, amount in all), in units, from its first call on."""
+        bar: Bar | None = None
+        shown = 0
+
+        def report(done: int, total: int) -> None:
+            nonlocal bar, shown
+            bar = bar or self.bar(title, total // unit)
+            bar.advance(done // unit - shown)
+            shown = done // unit
+
+        return report
 
 
 @contextmanager

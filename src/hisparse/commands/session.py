@@ -86,7 +86,8 @@ def prepare(
     for prompt in prompts:
         check_prompt(prompt, context)
     sizes = [min(len(prompt) + params.max_tokens, context) for prompt in prompts]
-    engine = build_engine(loaded, config, sizes)
+    with bars() as group:
+        engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
     meter = Meter(engine.runner.cache)
     engine.observers += [meter, *observers]
     return Session(engine, meter, [engine.submit(prompt, params) for prompt in prompts])

@@ -9,6 +9,7 @@ from hisparse.config import HiSparseConfig
 from hisparse.engine.engine import Engine, Observer
 from hisparse.engine.runner import Runner
 from hisparse.engine.scheduler import Scheduler
+from hisparse.host_memory import Progress
 from hisparse.layout import CacheLayout, num_pages_for
 from hisparse.models.llama import Llama
 from hisparse.selection_state import SelectionState
@@ -41,6 +42,7 @@ def build_engine(
     *,
     observers: Sequence[Observer] = (),
     debug: bool = False,
+    progress: Progress | None = None,
 ) -> Engine:
     """An engine over a new cache.
 
@@ -51,6 +53,7 @@ def build_engine(
             the largest ones that can run together, unless the configuration sets its size.
         observers: see every forward.
         debug: check every selection.
+        progress: of pinning the host pool, on a GPU: called with (bytes done, bytes in all).
     """
     model = loaded.model
     selector = build_selector(config, model)
@@ -73,7 +76,14 @@ def build_engine(
         max_pages=layout.max_pages,
         device=model.device,
     )
-    cache = HierarchicalCache(layout, policy=config.policy, device=model.device, selection_state=state, debug=debug)
+    cache = HierarchicalCache(
+        layout,
+        policy=config.policy,
+        device=model.device,
+        selection_state=state,
+        debug=debug,
+        progress=progress,
+    )
     runner = Runner(model, selector, cache, records)
     return Engine(
         runner,

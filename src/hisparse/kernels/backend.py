@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hisparse.backend import Outcome
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool
+from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool
 from hisparse.kernels import ops
 from hisparse.kernels.preload import preload
@@ -32,10 +33,12 @@ class KernelBackend:
 
     can_record = True
 
-    def __init__(self, layout: CacheLayout, policy: Policy, device: torch.device) -> None:
+    def __init__(
+        self, layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None = None
+    ) -> None:
         preload(layout.record_bytes, device)  # nothing may be compiled while a step is recorded
         self.policy = policy
-        self.host_pool = HostPool(layout, pinned=True)
+        self.host_pool = HostPool(layout, pinned=True, progress=progress)
         self.device_pool = DevicePool(layout, device)
         self._state = new_launch_state(layout.num_layers, device)
         self._step_number = 0
