@@ -144,7 +144,7 @@ class Steps:
         """Free the slots that the step's new records took; the records themselves never counted."""
         self._backend.end_step()
         self._backend.release(step.rows)
-        self._failed_before = self._backend.outcome().failed
+        self._backend.step_number, self._failed_before = self._backend.outcome()
 
     def _check_appended(self) -> None:
         missing = set(range(self._layout.num_layers)) - self._appended
@@ -158,7 +158,6 @@ class Steps:
         failed = all_failed - self._failed_before
         if number != self._backend.step_number:
             times = number - self._backend.step_number + 1
-            self._backend.step_number = number
             raise ValueError(f"the recorded step's graph was replayed {times} times inside the step, not once")
         if failed:
             raise HiSparseError(

@@ -136,6 +136,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, value)
     operations = SimpleNamespace(resolve=captured(resolve), rebuild_order=captured(rebuild_order))
     monkeypatch.setattr(resolve_pool, "ops", operations)
+    monkeypatch.setattr(resolve_pool, "allocate", lambda shape, *, pinned: torch.empty(shape, dtype=torch.uint8))
     monkeypatch.setattr("hisparse.bench.timing.COPY_BYTES", 1 << 20)
     monkeypatch.setattr("hisparse.bench.timing.REPLAYS", 1)
     with OnCpu():

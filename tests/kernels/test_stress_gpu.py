@@ -37,7 +37,7 @@ class Load:
 
 
 LOADS = (
-    Load(128, 4096, 16, 60),
+    Load(128, 4096, 16, 80),
     Load(128, 2048, 64, 80, slack=2048, policy="random"),
     Load(64, 2048, 1152, 140),
     Load(16, 2048, 656, 300, slack=1024),

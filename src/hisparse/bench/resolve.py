@@ -189,5 +189,6 @@ def describe(setup: Setup, batch: int) -> dict[str, Any]:
         "warm_steps": setup.warm_steps,
         "layers": setup.layers,
         "host_gib": round(batch * setup.trace.context * setup.record_bytes / GIB, 2),
+        "pages": "shuffled" if setup.shuffled_pages else "contiguous",
         "policy": setup.policy,
     }

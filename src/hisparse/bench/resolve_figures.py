@@ -11,23 +11,37 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hisparse.bench.resolve import bench
 from hisparse.bench.resolve_setup import Setup, check_gpu
 from hisparse.bench.synth import SETTINGS
 from hisparse.bench.trace import from_file, generated
 
-# trace, batch sizes, B, record bytes, layers, check every record
+
+class Figure(NamedTuple):
+    """What one call of the bench measures."""
+
+    trace: str
+    batches: tuple[int, ...]
+    buffer: int = 4096
+    record_bytes: int = 1152
+    layers: int = 16
+    check: bool = True
+    shuffled_pages: bool = False
+
+
 FIGURES = (
-    ("low", (1, 4, 16), 4096, 1152, 16, True),
-    ("low-wide", (32, 64), 4096, 1152, 16, True),
-    ("high", (1, 4, 16, 32), 4096, 1152, 16, True),
-    ("low", (1, 4, 16), 4096, 656, 16, True),
-    ("low-wide", (32, 64), 4096, 656, 16, True),
-    ("low", (1, 4, 16), 8192, 1152, 16, True),
-    ("low", (1, 4, 16), 4096, 1152, 2, False),  # tables that stay in the L2 cache from step to step
-    ("low-wide", (32, 64), 4096, 1152, 2, False),
+    Figure("low", (1, 4, 16)),
+    Figure("low-wide", (32, 64)),
+    Figure("high", (1, 4, 16, 32)),
+    Figure("low", (1, 4, 16), record_bytes=656),
+    Figure("low-wide", (32, 64), record_bytes=656),
+    Figure("low", (1, 4, 16), buffer=8192),
+    Figure("low", (1, 4, 16), layers=2, check=False),  # tables that stay in the L2 cache from step to step
+    Figure("low-wide", (32, 64), layers=2, check=False),
+    Figure("low-wide", (32, 64), shuffled_pages=True),
+    Figure("low-wide", (32, 64), record_bytes=656, shuffled_pages=True),
 )
 RECORDED_TRACES = ("austen_tf", "code_tf", "code_gen")
 RECORDED_LAYERS = (0, 9, 19, 29)
@@ -38,18 +52,19 @@ RECORDED_REQUESTS = 8
 def figures(commit: str | None = None) -> Iterator[dict[str, Any]]:
     """One result a generated trace, size and batch."""
     traces = {name: generated(name, setting) for name, setting in SETTINGS.items()}
-    for name, batches, buffer, record_bytes, layers, check in FIGURES:
-        trace = traces[name]
+    for figure in FIGURES:
+        trace = traces[figure.trace]
         setup = Setup(
             trace=trace,
-            buffer=buffer,
-            record_bytes=record_bytes,
+            buffer=figure.buffer,
+            record_bytes=figure.record_bytes,
             warm_steps=trace.warm_steps,
-            layers=layers,
-            check=check,
+            layers=figure.layers,
+            check=figure.check,
+            shuffled_pages=figure.shuffled_pages,
             commit=commit,
         )
-        yield from bench(setup, batches)
+        yield from bench(setup, figure.batches)
 
 
 def misses_of_real_traces(folder: Path, commit: str | None = None) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from hisparse.bench.resolve_setup import Setup
 from hisparse.bench.timing import recorded
 from hisparse.device_pool import Counters, DevicePool, SlotTables
 from hisparse.errors import HiSparseError
+from hisparse.host_memory import allocate
 from hisparse.kernels import ops
 from hisparse.kernels.state import LaunchState, new_launch_state
 from hisparse.layout import PAGE_RECORDS
@@ -26,20 +27,23 @@ class HostRecords:
     """A pinned host pool for some requests, with its contents on the device to check against."""
 
     def __init__(self, setup: Setup, requests: int) -> None:
-        self.requests, self.pages_each = requests, setup.pages_each
+        self.requests, self.pages_each, self.shuffled = requests, setup.pages_each, setup.shuffled_pages
         rows = requests * setup.pages_each * PAGE_RECORDS
         words = torch.arange(rows * setup.record_bytes // 8, device="cuda") * MULTIPLIER + INCREMENT
         self.truth = words.view(torch.uint8).view(rows, setup.record_bytes)
-        self.records = torch.empty(rows, setup.record_bytes, dtype=torch.uint8, pin_memory=True)
+        self.records = allocate((rows, setup.record_bytes), pinned=True)
         self.records.copy_(self.truth)
 
     def page_table(self, batch: int, layer: int, num_layers: int) -> Tensor:
-        """A layer's page table, int32 [batch, pages]: shuffled pages of `batch` requests' share of the host pool.
+        """A layer's page table, int32 [batch, pages]: `batch` requests' share of the host pool.
 
-        The layers read different rows. What a batch reads from grows with it: past 2 GB the link gets slower.
+        Pages follow each other, as the cache hands them out at first, or are shuffled. The layers read different
+        rows. What a batch reads from grows with it: past 2 GB the link gets slower.
         """
         num_pages = batch * self.pages_each
-        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0))
+        order = torch.arange(num_pages)
+        if self.shuffled:
+            order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0))
         shifted = (order + layer * (num_pages // num_layers)) % num_pages
         return shifted.int().view(batch, self.pages_each).cuda()
 

@@ -32,6 +32,7 @@ class Setup:
     policy: str = "lru"
     layers: int = LAYERS
     check: bool = True
+    shuffled_pages: bool = False  # a request's pages lie all over the host pool, as after long use
     exact_misses: bool = False  # count them by the specification too
     commit: str | None = None  # for results, where there is no git history
     shape: tuple[int, int, int] | None = None  # of the launch, to override the choice

@@ -39,8 +39,8 @@ class SelectionTrace:
 
     @cached_property
     def selections(self) -> Selections:
-        """int32 [steps, layers, batch, k]; made when first read."""
-        return self.make()
+        """int32 [steps, layers, batch, k]; made when first read. Ascending, as selectors hand selections over."""
+        return np.sort(self.make(), axis=-1)
 
 
 def generated(name: str, setting: Setting) -> SelectionTrace:

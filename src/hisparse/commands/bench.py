@@ -58,6 +58,9 @@ WarmStepsOption = Annotated[
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="Which record leaves first: lru, fifo, random.")]
 NoCheckOption = Annotated[bool, typer.Option("--no-check", help="Do not compare every record with its host row.")]
+ShuffledOption = Annotated[
+    bool, typer.Option("--shuffled-pages", help="Requests' pages lie all over the host pool, as after long use.")
+]
 ExactOption = Annotated[
     bool, typer.Option("--exact-misses", help="Also count the misses of the specification, on the CPU.")
 ]
@@ -116,6 +119,7 @@ def resolve(
     warm_steps: WarmStepsOption = None,
     policy: PolicyOption = "lru",
     no_check: NoCheckOption = False,
+    shuffled_pages: ShuffledOption = False,
     exact_misses: ExactOption = False,
     sweep: SweepOption = False,
     figure: FigureOption = None,
@@ -141,6 +145,7 @@ def resolve(
         policy=policy,
         layers=(chosen.layers if chosen.layers > 1 else LAYERS) if layers is None else layers,
         check=not no_check,
+        shuffled_pages=shuffled_pages,
         exact_misses=exact_misses,
         commit=commit,
     )

@@ -78,6 +78,8 @@ class KernelBackend:
     ) -> Tensor:
         """See `Backend`."""
         self._orderer.join(layer // ORDER_GROUP)  # a layer's second resolve of the step claims from the order again
+        if selection.shape[1] and selection.stride(1) != 1:
+            selection = selection.contiguous()
         slots = ops.resolve(
             self.device_pool.tables,
             self.device_pool.counters,
