@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Extra arguments for installing torch alone, for instance the index of a CPU or CUDA build (see README).
 TORCH_ARGS ?=
 
-.PHONY: demo test test-gpu lint setup
+.PHONY: demo test test-gpu sanitize lint setup
 
 demo: setup
 	$(BIN)/hisparse demo
@@ -16,6 +16,13 @@ test: setup
 # On a machine with a GPU: a test that would skip for want of one fails instead.
 test-gpu: setup
 	HISPARSE_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu
+
+# The small cases of the kernels' tests under compute-sanitizer, which comes with the CUDA toolkit.
+SMALL := test_random_schedules and lru or several_requests or strided or plan or without_a_page or refilled or bounded
+sanitize: setup
+	for tool in "memcheck --report-api-errors no" racecheck initcheck; do \
+	    PYTORCH_NO_CUDA_MEMORY_CACHING=1 HISPARSE_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(BIN)/python -m pytest tests/kernels/test_ops_gpu.py -k "$(SMALL)" || exit 1; done
 
 lint: setup
 	$(BIN)/ruff check .

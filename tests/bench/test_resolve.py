@@ -23,9 +23,9 @@ from tests.bench.fake_gpu import fake_gpu
 SETTING = Setting(steps=12, batch=3, k=64, context=700, churn=0.3)
 KEYS = {
     "device", "driver", "torch", "commit", "trace", "churn", "seed", "batch", "k", "buffer", "record_bytes",
-    "context", "steps", "warm_steps", "layers", "host_gib", "policy", "us", "us_p10", "us_p50", "us_p90", "us_no_io",
-    "us_alone", "us_no_io_alone", "us_launch", "misses", "miss_rate", "gb_per_s", "copy_gb_per_s", "us_of_copy",
-    "ratio_to_copy", "rebuild_us", "rebuilds_a_call", "rebuild_share", "exhausted", "failed", "checked",
+    "context", "steps", "warm_steps", "layers", "host_gib", "pages", "policy", "us", "us_p10", "us_p50", "us_p90",
+    "us_no_io", "us_alone", "us_no_io_alone", "us_launch", "misses", "miss_rate", "gb_per_s", "copy_gb_per_s",
+    "us_of_copy", "ratio_to_copy", "rebuild_us", "rebuilds_a_call", "rebuild_share", "exhausted", "failed", "checked",
 }  # fmt: skip
 
 

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.kernels.protocol import Memory, Mutant, check, check_tables, full_pool, release, run_launch
+from tests.kernels.interleavings import check, check_tables, run_launch
+from tests.kernels.protocol_memory import Memory, Mutant, full_pool, release
 
 OLD = [2, 4, 6, 8]  # stamps, all older than the list
 
