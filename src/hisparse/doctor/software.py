@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hisparse.cache_folder import cache_folder
@@ -22,7 +22,10 @@ WITHOUT_GPU = (9, 0)  # the compute capability compiled for where there is no GP
 
 def hisparse() -> Iterator[Finding]:
     """This package."""
-    found = version("hisparse")
+    try:
+        found = version("hisparse")
+    except PackageNotFoundError:
+        found = "not installed, run from source"
     yield Finding("hisparse", Status.OK, f"{found} in {Path(__file__).parents[1]}", values={"version": found})
 
 
