@@ -31,7 +31,7 @@ def default_device() -> torch.device:
     return torch.empty(0).device
 
 
-def small_layout(**changes: int) -> CacheLayout:
+def small_layout(**changes: Any) -> CacheLayout:
     """2 layers, records of 32 bytes, top_k 4, 2 requests of 6 slots each, 8 host pages; or as changed."""
     return CacheLayout(**(SMALL | changes))
 
@@ -51,12 +51,20 @@ def small_state(layout: CacheLayout, **changes: Any) -> SelectionState:
 
 
 def small_cache(
-    *, policy: str = "lru", debug: bool = True, with_state: bool = False, fill: int = GARBAGE, **changes: int
+    *,
+    policy: str = "lru",
+    debug: bool = True,
+    with_state: bool = False,
+    fill: int = GARBAGE,
+    options: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> HierarchicalCache:
     """A cache of `small_layout(**changes)` in which every byte that nobody wrote is `fill`."""
     layout = small_layout(**changes)
     state = small_state(layout) if with_state else None
-    cache = HierarchicalCache(layout, policy=policy, debug=debug, selection_state=state, device=default_device())
+    cache = HierarchicalCache(
+        layout, policy=policy, debug=debug, selection_state=state, device=default_device(), **(options or {})
+    )
     cache.host_pool.records.fill_(fill)
     cache.device_pool.records.fill_(fill)
     cache.workspace._tiles.fill_(fill)
@@ -101,10 +109,15 @@ class Driver:
         selection = pad([selections[request] for request in requests])
         with self.cache.step(requests) as step:
             self.append(step)
-            slots = [self.cache.resolve(layer, selection) for layer in range(self.cache.layout.num_layers)]
+            slots = [self.slots(layer, selection) for layer in range(self.cache.layout.num_layers)]
             for layer, found in enumerate(slots):  # after the last resolve: they must still hold
                 self.check(layer, requests, selection, found)
         return slots
+
+    def slots(self, layer: int, selection: Tensor) -> Tensor:
+        """Resolve an anchor, follow with a shared layer."""
+        selects = self.cache.layout.anchors[layer] == layer
+        return self.cache.resolve(layer, selection) if selects else self.cache.follow(layer)
 
     def append(self, step: Step) -> None:
         """Append the step's records in every layer."""

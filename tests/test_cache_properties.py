@@ -34,9 +34,10 @@ class CacheMachine(RuleBasedStateMachine):
         slack=st.integers(1, 40),
         max_requests=st.integers(1, 4),
         extra_slots=st.sampled_from([0, 0, 1, 100]),
+        shared=st.booleans(),
         seed=st.integers(0, 2**32 - 1),
     )
-    def build(self, top_k: int, slack: int, max_requests: int, extra_slots: int, seed: int) -> None:
+    def build(self, top_k: int, slack: int, max_requests: int, extra_slots: int, shared: bool, seed: int) -> None:
         buffer = top_k + slack
         layout = CacheLayout(
             num_layers=LAYERS,
@@ -46,6 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
             max_requests=max_requests,
             num_pages=8,
             num_slots=max_requests * buffer + extra_slots,
+            anchors=(0, 0) if shared else (0, 1),
         )
         state = SelectionState(
             num_layers=LAYERS,
@@ -59,7 +61,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = HierarchicalCache(
             layout, policy=self.policy, device=self.device, selection_state=state, debug=True
         )
-        self.oracle = [LayerOracle(layout.num_slots, self.policy) for _ in range(LAYERS)]
+        self.anchors = layout.anchors
+        self.oracle = [LayerOracle(layout.num_slots, self.policy) for _ in layout.groups]
         self.bytes: dict[tuple[CacheRequest, int, int], Tensor] = {}  # (request, position, layer) -> record
         self.state: dict[CacheRequest, Tensor] = {}
         self.last: dict[tuple[CacheRequest, int], list[int]] = {}  # (request, layer) -> its last selection
@@ -134,7 +137,8 @@ class CacheMachine(RuleBasedStateMachine):
         for layer in range(LAYERS):
             records = self.record(count)
             self.cache.stage(layer, request, start, records)  # its own moment, before the next step
-            self.oracle[layer].stage(rows, self.cache.backend.step_number)
+            if self.anchors[layer] == layer:
+                self.oracle[layer].stage(rows, self.cache.backend.step_number)
             for i in range(count):
                 self.bytes[request, start + i, layer] = records[i]
         assert request.length == start + count
@@ -151,7 +155,10 @@ class CacheMachine(RuleBasedStateMachine):
             new_rows = [self.row(r, n - 1) for r, n in zip(requests, lengths, strict=True)]
             assert step.rows.tolist() == new_rows
             for layer, shape in enumerate(shapes):
-                self.step_layer(layer, shape, requests, lengths, new_rows, now)
+                if self.anchors[layer] == layer:
+                    selection = self.step_layer(layer, shape, requests, lengths, new_rows, now)
+                else:
+                    self.step_shared_layer(layer, requests, lengths, selection)
 
     def step_layer(
         self,
@@ -161,7 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
         lengths: list[int],
         new_rows: list[int],
         now: int,
-    ) -> None:
+    ) -> Tensor:
         oracle = self.oracle[layer]
         oracle.insert(new_rows, now)
         records = self.record(len(requests))
@@ -179,6 +186,16 @@ class CacheMachine(RuleBasedStateMachine):
         slots = self.cache.resolve(layer, selection.to(self.device)).cpu()
         oracle.resolve(rows, now)
         self.check_slots(layer, requests, selection, slots)
+        return selection
+
+    def step_shared_layer(
+        self, layer: int, requests: list[CacheRequest], lengths: list[int], selection: Tensor
+    ) -> None:
+        records = self.record(len(requests))
+        self.cache.append(layer, records)
+        for i, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+            self.bytes[request, length - 1, layer] = records[i]
+        self.check_slots(layer, requests, selection, self.cache.follow(layer).cpu())
 
     def check_slots(self, layer: int, requests: list[CacheRequest], selection: Tensor, slots: Tensor) -> None:
         assert torch.equal(slots < 0, selection < 0)

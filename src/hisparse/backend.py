@@ -19,6 +19,15 @@ from hisparse.order import Policy
 from hisparse.reference.rebuild_order import order_is_due
 
 
+class BackendOptions(NamedTuple):
+    """What a backend is made with, beside the sizes."""
+
+    policy: Policy
+    prefetch: bool = True  # a shared layer's misses are fetched as soon as the anchor's are known
+    io: bool = True  # False: the no-IO oracle, which moves no record and whose slots hold anything
+    progress: Progress | None = None  # of pinning the host pool
+
+
 class Outcome(NamedTuple):
     """What the device says after a step."""
 
@@ -38,21 +47,24 @@ class Backend(Protocol):
         """Count a step. What enters from now on is newer than all that is here."""
 
     def insert(self, rows: Tensor) -> Tensor:
-        """Claim a slot in every layer for the records that go to `rows`, int64 [b], -1: padded.
+        """Claim a slot in every index group for the records that go to `rows`, int64 [b], -1: padded.
 
-        Returns int [layers, b] slots, -1: padded.
+        Returns int [groups, b] slots, -1: padded.
         """
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Write uint8 [b, record_bytes] records to their slots and host rows, by the layer's resolve at the latest."""
+        """Write uint8 [b, record_bytes] records to their slots and host rows, at the latest when the layer is resolved."""
 
     def resolve(
         self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
     ) -> Tensor:
-        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing.
+        """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing; `layer` is an anchor.
 
         A position that is negative or at least the line's length (int64 [b]) is a pad, and gets -1.
         """
+
+    def follow(self, layer: int) -> None:
+        """A shared layer has its records at the slots that its anchor's resolve handed out last."""
 
     def end_step(self) -> None:
         """Finish what runs beside the step, such as the copies to the host."""
@@ -64,7 +76,10 @@ class Backend(Protocol):
         """The counters on the CPU, as they are now, without waiting for a step that runs."""
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
-        """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free."""
+        """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free.
+
+        A shared layer's go to the slots that its anchor's took.
+        """
 
     def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """Copy the records of `rows` (int64 [n]) from the host pool to `out`, uint8 [n, record_bytes]."""
@@ -78,13 +93,13 @@ class ReferenceBackend:
 
     can_record = False
 
-    def __init__(
-        self, layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None = None
-    ) -> None:
-        self.policy = policy
-        self.host_pool = HostPool(layout, pinned=device.type == "cuda", progress=progress)
+    def __init__(self, layout: CacheLayout, options: BackendOptions, device: torch.device) -> None:
+        self.policy = options.policy
+        self.host_pool = HostPool(layout, pinned=device.type == "cuda", progress=options.progress)
         self.device_pool = DevicePool(layout, device)
         self.step_number = 0
+        self._layout = layout
+        self._io = options.io
 
     def begin_step(self) -> None:
         """See `Backend`."""
@@ -94,10 +109,10 @@ class ReferenceBackend:
 
     def insert(self, rows: Tensor) -> Tensor:
         """See `Backend`."""
-        slots = torch.full((len(self.device_pool.records), len(rows)), -1, device=rows.device)
+        slots = torch.full((len(self.device_pool.groups), len(rows)), -1, device=rows.device)
         live = rows >= 0
-        for layer in range(len(slots)):
-            slots[layer, live] = self._insert(layer, rows[live])
+        for group in range(len(slots)):
+            slots[group, live] = self._insert(group, rows[live])
         return slots
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
@@ -114,12 +129,19 @@ class ReferenceBackend:
         known = selection.masked_fill(selection >= lengths[:, None], -1)
         rows = rows_of(page_table[request_index], known)  # line -1 of a padded request is any line: it has no positions
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
-        resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool)
-        self._count(layer, resolved)
+        resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool, io=self._io)
+        group = self._layout.group_of[layer]
+        self._count(group, resolved)
+        for shared in self._layout.shared_layers(layer) if self._io else ():
+            host, pool = self.host_pool.records[shared], self.device_pool.records[shared]
+            reference.replay(resolved.miss_rows, resolved.miss_slots, host, pool)
         if order_is_due(tables, self.policy):
             reference.rebuild_order(tables, self.step_number, self.policy, listed_at=hit(self.step_number))
-            self.device_pool.counters.rebuilds[layer] += 1
+            self.device_pool.counters.rebuilds[group] += 1
         return resolved.slots
+
+    def follow(self, layer: int) -> None:
+        """See `Backend`. The anchor's resolve saw to it."""
 
     def end_step(self) -> None:
         """See `Backend`. Nothing runs beside a step here."""
@@ -134,9 +156,15 @@ class ReferenceBackend:
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """See `Backend`."""
-        self.begin_step()
+        tables = self.device_pool.layer(layer)
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
-        reference.stage(self.device_pool.layer(layer), records, rows, self.step_number, pool, host)
+        if self._layout.anchors[layer] != layer:
+            slots = tables.slot_of_row[rows].long()
+            host.index_copy_(0, rows.to(host.device), records.to(host.device))
+            pool.index_copy_(0, slots[slots >= 0], records[slots >= 0].to(pool.device))
+            return
+        self.begin_step()
+        reference.stage(tables, records, rows, self.step_number, pool, host)
 
     def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """See `Backend`."""
@@ -145,26 +173,26 @@ class ReferenceBackend:
 
     def release(self, rows: Tensor) -> None:
         """See `Backend`."""
-        for layer in range(len(self.device_pool.records)):
-            reference.release(self.device_pool.layer(layer), rows)
+        for tables in self.device_pool.groups:
+            reference.release(tables, rows)
 
-    def _insert(self, layer: int, rows: Tensor) -> Tensor:
-        slots, exhausted = reference.insert(self.device_pool.layer(layer), rows, self.step_number, self.policy)
-        self.device_pool.counters.exhausted[layer] += exhausted
+    def _insert(self, group: int, rows: Tensor) -> Tensor:
+        slots, exhausted = reference.insert(self.device_pool.groups[group], rows, self.step_number, self.policy)
+        self.device_pool.counters.exhausted[group] += exhausted
         return slots
 
-    def _count(self, layer: int, resolved: reference.Resolved) -> None:
+    def _count(self, group: int, resolved: reference.Resolved) -> None:
         counters = self.device_pool.counters
-        counters.hits[layer] += resolved.hits
-        counters.misses[layer] += resolved.misses
-        counters.exhausted[layer] += resolved.exhausted
-        counters.failed[layer] += resolved.failed
+        counters.hits[group] += resolved.hits
+        counters.misses[group] += resolved.misses
+        counters.exhausted[group] += resolved.exhausted
+        counters.failed[group] += resolved.failed
 
 
-def new_backend(layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None) -> Backend:
+def new_backend(layout: CacheLayout, options: BackendOptions, device: torch.device) -> Backend:
     """The kernels on a CUDA device, the reference on any other."""
     if device.type == "cuda":
         from hisparse.kernels.backend import KernelBackend  # needs cuda-bindings
 
-        return KernelBackend(layout, policy, device, progress)
-    return ReferenceBackend(layout, policy, device, progress)
+        return KernelBackend(layout, options, device)
+    return ReferenceBackend(layout, options, device)

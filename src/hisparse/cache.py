@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hisparse.admission import Admission, CacheRequest, State
-from hisparse.backend import new_backend
+from hisparse.backend import BackendOptions, new_backend
 from hisparse.host_memory import Progress
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
@@ -34,6 +34,10 @@ class HierarchicalCache:
         device: where slots, tables and selections are. The reference backend serves any torch device.
         selection_state: the selector's pages, admitted, saved and released together with the request's.
         debug: check at every resolve that positions are distinct and inside the history (reads back).
+        prefetch: fetch a shared layer's misses as soon as its anchor's are known, beside the caller's stream. False:
+            when the layer comes. On a GPU only.
+        io: False makes this the no-IO oracle, the bound that every scheme is measured against: tables move on, records
+            do not, outputs are invalid.
         progress: called with (bytes done, bytes in all) while the host pool is pinned, which takes a second for 4 GB.
 
     Raises:
@@ -52,6 +56,8 @@ class HierarchicalCache:
         device: torch.device | str = "cpu",
         selection_state: SelectionState | None = None,
         debug: bool = False,
+        prefetch: bool = True,
+        io: bool = True,
         progress: Progress | None = None,
     ) -> None:
         if policy not in POLICIES:
@@ -60,7 +66,9 @@ class HierarchicalCache:
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        self.backend = new_backend(layout, POLICIES[policy], self.device, progress)
+        options = BackendOptions(POLICIES[policy], prefetch, io, progress)
+        self.io = io
+        self.backend = new_backend(layout, options, self.device)
         self.host_pool = self.backend.host_pool
         self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
@@ -134,14 +142,7 @@ class HierarchicalCache:
         self.admission.check_member(request, State.ACTIVE)
         raw = as_bytes(records, self.layout)
         end = start + raw.shape[0]
-        if start != request.staged[layer]:
-            raise ValueError(
-                f"layer {layer} has {request.staged[layer]} positions of this request: start must be that, got {start}"
-            )
-        if end > request.capacity:
-            raise ValueError(
-                f"positions {start} to {end - 1} are past the {request.capacity} that the request was admitted with"
-            )
+        self._check_staging(layer, request, start, end)
         if start == end:
             return
         self.backend.stage(layer, raw, self.admission.rows(request, start, end))
@@ -214,14 +215,14 @@ class HierarchicalCache:
         raw = as_bytes(records, self.layout)
         if raw.shape[0] != step.batch_size:
             raise ValueError(f"append takes {step.batch_size} records, one a request, got {raw.shape[0]}")
-        self.backend.write_through(layer, raw, step.slots[layer], step.rows)
+        self.backend.write_through(layer, raw, step.slots[self.layout.group_of[layer]], step.rows)
         self._steps.note_append(layer)
 
     def resolve(self, layer: int, selection: Tensor) -> Tensor:
         """Bring every selected record into the device pool and say where it is.
 
         Args:
-            layer: 0 to num_layers - 1.
+            layer: 0 to num_layers - 1, one that selects for itself.
             selection: int32 [b, k] positions, k <= top_k, distinct in a request, -1 pads. The newest
                 position, whose record `append` takes, may be among them. Ascending order is best: neighbours in the
                 host pool are then fetched together.
@@ -236,12 +237,38 @@ class HierarchicalCache:
         """
         step = self._steps.current("resolve")
         self._check_layer(layer)
+        if self.layout.anchors[layer] != layer:
+            raise ValueError(f"layer {layer} uses the selection of layer {self.layout.anchors[layer]}: follow({layer})")
         self._steps.check_has_records(layer)
         check_selection(selection, self.layout, step.batch_size, self.device)
         if self.debug and step.requests:
             live = len(step.requests)
             check_positions(selection[:live], step.lengths[:live])
-        return self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
+        slots = self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
+        self._steps.note_resolve(layer, slots)
+        return slots
+
+    def follow(self, layer: int) -> Tensor:
+        """Bring a shared layer's records to the slots that its anchor's `resolve` handed out in this step.
+
+        Args:
+            layer: one that is not its own anchor (`CacheLayout.anchors`), after its `append`.
+
+        Returns:
+            The anchor's slots, int32 [b, k]; they hold in `records(layer)` what they hold in the anchor's.
+
+        Raises:
+            ValueError: a layer that selects for itself, or whose anchor was not resolved in this step.
+        """
+        self._steps.current("follow")
+        self._check_layer(layer)
+        anchor = self.layout.anchors[layer]
+        if anchor == layer:
+            raise ValueError(f"layer {layer} selects for itself: resolve it")
+        self._steps.check_has_records(layer)
+        slots = self._steps.slots_of(anchor)
+        self.backend.follow(layer)
+        return slots
 
     def records(self, layer: int) -> Tensor:
         """The layer's slots, uint8 [N, record_bytes]: what attention reads."""
@@ -255,10 +282,13 @@ class HierarchicalCache:
         return self.admission.requests
 
     def statistics(self, layer: int | None = None) -> Statistics:
-        """Totals since the start, of one layer or of all together. Does not wait for a step that runs."""
+        """Totals since the start, of one layer or of all together. Does not wait for a step that runs.
+
+        The layers of an index group hit and miss together; each is counted.
+        """
         if layer is not None:
             self._check_layer(layer)
-        return count_up(self.backend.read_counters(), self.layout.record_bytes, layer)
+        return count_up(self.backend.read_counters(), self.layout, layer)
 
     def check_integrity(self) -> None:
         """Prove that no table contradicts another and no slot the host. Raises `IntegrityError` otherwise.
@@ -266,8 +296,26 @@ class HierarchicalCache:
         Not inside a step, when new records have slots but are not written yet.
         """
         self._steps.check_idle("check_integrity")
+        if not self.io:
+            raise ValueError("a no-IO oracle moves no records: there is nothing to prove")
         check_cache(self)
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.num_layers:
             raise ValueError(f"layer must be 0 to {self.layout.num_layers - 1}, got {layer}")
+
+    def _check_staging(self, layer: int, request: CacheRequest, start: int, end: int) -> None:
+        if start != request.staged[layer]:
+            raise ValueError(
+                f"layer {layer} has {request.staged[layer]} positions of this request: start must be that, got {start}"
+            )
+        if end > request.capacity:
+            raise ValueError(
+                f"positions {start} to {end - 1} are past the {request.capacity} that the request was admitted with"
+            )
+        anchor = self.layout.anchors[layer]
+        if anchor != layer and end > request.staged[anchor]:
+            raise ValueError(
+                f"layer {layer} uses the slots of layer {anchor}, which has {request.staged[anchor]} positions of this "
+                f"request: stage that one first"
+            )

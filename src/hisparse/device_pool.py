@@ -1,7 +1,8 @@
 """The device pool: for each layer N slots of records in device memory, and the tables that say who is where.
 
-Fed by resolve and insert, which claim slots; read by attention, by slot. Who is evicted next stands in
-`order`, a list of slots made off the critical path by an order function (order.py).
+Fed by resolve and insert, which claim slots; read by attention, by slot. The layers of an index group hold the same
+positions at the same slots, so tables are a group's. Who is evicted next stands in `order`, a list of slots made off
+the critical path by an order function (order.py).
 
 Stamps count half steps: a record fetched in step s is stamped 2s and one hit in step s 2s + 1, so that a
 fetched record leaves before one that was hit in the same step. -1 marks a free slot.
@@ -29,7 +30,7 @@ def hit(step: int) -> int:
 
 
 class SlotTables(NamedTuple):
-    """The tables of one layer (or, with one more leading dimension, of all)."""
+    """The tables of one index group (or, with one more leading dimension, of all)."""
 
     slot_of_row: Tensor  # int32 [rows]: where a row is in the device pool, -1: nowhere
     row_of_slot: Tensor  # int32 [N]: which row is in a slot, -1: free
@@ -44,24 +45,24 @@ class SlotTables(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What happened, by layer, since the start. Never reset, so that nobody loses a count."""
+    """What happened, by index group, since the start. Never reset, so that nobody loses a count."""
 
-    hits: Tensor  # int64 [layers]: selected positions found in the device pool
-    misses: Tensor  # int64 [layers]: records fetched
-    rebuilds: Tensor  # int64 [layers]: orders made
-    exhausted: Tensor  # int64 [layers]: orders that ran out in the middle of a step and were made again at once
-    failed: Tensor  # int64 [layers]: records that found no slot; always 0 unless a caller broke the rules
+    hits: Tensor  # int64 [groups]: selected positions found in the device pool
+    misses: Tensor  # int64 [groups]: records fetched in each layer
+    rebuilds: Tensor  # int64 [groups]: orders made
+    exhausted: Tensor  # int64 [groups]: orders that ran out in the middle of a step and were made again at once
+    failed: Tensor  # int64 [groups]: records that found no slot; always 0 unless a caller broke the rules
 
 
 class DevicePool:
     """Slots and tables of all layers on one device."""
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
-        layers, slots = layout.num_layers, layout.num_slots
-        self.records = torch.empty(layers, slots, layout.record_bytes, dtype=torch.uint8, device=device)
+        groups, slots = len(layout.groups), layout.num_slots
+        self.records = torch.empty(layout.num_layers, slots, layout.record_bytes, dtype=torch.uint8, device=device)
 
         def full(value: int, *shape: int) -> Tensor:
-            return torch.full((layers, *shape), value, dtype=torch.int32, device=device)
+            return torch.full((groups, *shape), value, dtype=torch.int32, device=device)
 
         self.tables = SlotTables(
             slot_of_row=full(-1, layout.num_rows),
@@ -69,34 +70,35 @@ class DevicePool:
             stamp=full(FREE, slots),
             entered=full(FREE, slots),
             order=full(0, slots),
-            free=torch.arange(slots - 1, -1, -1, dtype=torch.int32, device=device).repeat(layers, 1),
+            free=torch.arange(slots - 1, -1, -1, dtype=torch.int32, device=device).repeat(groups, 1),
             num_free=full(slots),
             cursor=full(0),
             listed=full(0),
             listed_at=full(FREE),
         )
-        self.all_counters = torch.zeros(len(Counters._fields), layers, dtype=torch.int64, device=device)
+        self.all_counters = torch.zeros(len(Counters._fields), groups, dtype=torch.int64, device=device)
         self.counters = Counters(*self.all_counters)  # views
-        self._layers = [SlotTables(*(table[layer] for table in self.tables)) for layer in range(layers)]
+        self.groups = [SlotTables(*(table[group] for table in self.tables)) for group in range(groups)]
+        self._group_of = layout.group_of
 
     def layer(self, layer: int) -> SlotTables:
-        """Views of one layer's tables."""
-        return self._layers[layer]
+        """Views of a layer's tables: those of its index group."""
+        return self.groups[self._group_of[layer]]
 
     def rebase_stamps(self) -> int:
-        """Replace every time by its rank among its layer's times: the same order, small numbers again.
+        """Replace every time by its rank among its group's times: the same order, small numbers again.
 
         Returns the step from which counting goes on, so that every stamp is of an earlier step.
         """
-        for layer in self._layers:
-            times = torch.stack((layer.stamp, layer.entered))
+        for group in self.groups:
+            times = torch.stack((group.stamp, group.entered))
             stamp, entered = times.unique(return_inverse=True)[1].int()
-            layer.stamp.copy_(stamp)
-            layer.entered.copy_(entered)
-            free = layer.row_of_slot < 0
-            layer.stamp[free] = FREE
-            layer.entered[free] = FREE
-            layer.listed.zero_()  # the list's own stamp is gone: have it made again
-            layer.cursor.zero_()
-            layer.listed_at.fill_(FREE)
+            group.stamp.copy_(stamp)
+            group.entered.copy_(entered)
+            free = group.row_of_slot < 0
+            group.stamp[free] = FREE
+            group.entered[free] = FREE
+            group.listed.zero_()  # the list's own stamp is gone: have it made again
+            group.cursor.zero_()
+            group.listed_at.fill_(FREE)
         return int(self.tables.stamp.shape[1])

@@ -18,12 +18,16 @@ def check_cache(cache: "HierarchicalCache") -> None:
     cache.host_pool.pages.check([request.pages for request in cache.requests])
     if cache.selection_state is not None:
         cache.selection_state.pages.check([request.state_pages for request in cache.requests])
-    live = _live_rows(cache)
+    live = _live_rows(cache, None)
     for layer in range(cache.layout.num_layers):
         tables = cache.device_pool.layer(layer)
-        _check_tables(layer, tables)
-        _check_owned(layer, tables, live)
-        _check_records(layer, tables, cache.records(layer), cache.host_pool.records[layer])
+        if cache.layout.anchors[layer] == layer:
+            _check_tables(layer, tables)
+            _check_owned(layer, tables, live)
+            _check_records(layer, tables, cache.records(layer), cache.host_pool.records[layer])
+        else:
+            complete = _live_rows(cache, layer)
+            _check_records(layer, tables, cache.records(layer), cache.host_pool.records[layer], complete)
     _check_page_tables(cache)
     _check_requests(cache)
 
@@ -33,13 +37,13 @@ def _require(condition: bool | Tensor, layer: int, what: str) -> None:
         raise IntegrityError(f"layer {layer}: {what}")
 
 
-def _live_rows(cache: "HierarchicalCache") -> Tensor:
-    """bool [rows]: rows of positions that some request has."""
+def _live_rows(cache: "HierarchicalCache", layer: int | None) -> Tensor:
+    """bool [rows]: rows of positions that some request has, in that layer or in any."""
     live = torch.zeros(cache.layout.num_rows, dtype=torch.bool, device=cache.device)
     for request in cache.requests:
         pages = torch.tensor(request.pages, device=cache.device)
         rows = (pages[:, None] * PAGE_RECORDS + torch.arange(PAGE_RECORDS, device=cache.device)).flatten()
-        live[rows[: max(request.staged)]] = True
+        live[rows[: max(request.staged) if layer is None else request.staged[layer]]] = True
     return live
 
 
@@ -76,8 +80,10 @@ def _check_owned(layer: int, tables: SlotTables, live: Tensor) -> None:
     _require(live[rows].all(), layer, "a slot holds a row that no live request has")
 
 
-def _check_records(layer: int, tables: SlotTables, pool: Tensor, host: Tensor) -> None:
+def _check_records(layer: int, tables: SlotTables, pool: Tensor, host: Tensor, complete: Tensor | None = None) -> None:
     slots = (tables.row_of_slot >= 0).nonzero().flatten()
+    if complete is not None:  # rows that the layer has; its anchor may be ahead
+        slots = slots[complete[tables.row_of_slot[slots].long()]]
     rows = tables.row_of_slot[slots].long().to(host.device)
     _require(torch.equal(pool[slots].to(host.device), host[rows]), layer, "a slot's bytes are not its host row's")
 

@@ -5,6 +5,7 @@ the statistics. Nothing here allocates.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 PAGE_RECORDS = 64  # records in a page of the host pool
 TILE_RECORDS = 1024  # records in a tile of the prefill workspace
@@ -31,6 +32,7 @@ class CacheLayout:
         num_pages: pages of the host pool, 64 records each, shared by all requests.
         max_positions: the longest history that one request can have. Default: the whole host pool.
         num_slots: N, slots of each layer's device pool. Default: max_requests * device_buffer_size.
+        anchors: for each layer the one whose selection it uses, itself or an earlier one. Default: each its own.
 
     Raises:
         ValueError: a size that cannot work, with the reason.
@@ -44,6 +46,7 @@ class CacheLayout:
     num_pages: int
     max_positions: int = 0
     num_slots: int = 0
+    anchors: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_positive()
@@ -51,10 +54,12 @@ class CacheLayout:
             object.__setattr__(self, "max_positions", self.num_pages * PAGE_RECORDS)
         if not self.num_slots:
             object.__setattr__(self, "num_slots", self.max_requests * self.device_buffer_size)
+        object.__setattr__(self, "anchors", tuple(self.anchors) or tuple(range(self.num_layers)))
         self._check_relations()
+        self._check_anchors()
 
     def _check_positive(self) -> None:
-        for name in self.__dataclass_fields__:
+        for name in [name for name in self.__dataclass_fields__ if name != "anchors"]:
             value = getattr(self, name)
             is_default = name in ("max_positions", "num_slots") and value == 0
             if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and not is_default):
@@ -79,6 +84,29 @@ class CacheLayout:
         for name, value in (("num_slots", self.num_slots), ("host rows", self.num_rows)):
             if value > INT32_LIMIT:
                 raise ValueError(f"{name} must stay below 2**31 (the tables are int32), got {value}")
+
+    def _check_anchors(self) -> None:
+        if len(self.anchors) != self.num_layers:
+            raise ValueError(f"anchors must name one for each of {self.num_layers} layers, got {len(self.anchors)}")
+        for layer, anchor in enumerate(self.anchors):
+            if not 0 <= anchor <= layer or self.anchors[anchor] != anchor:
+                raise ValueError(
+                    f"layer {layer}'s anchor must be itself or an earlier layer that is its own anchor, got {anchor}"
+                )
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The anchors, ascending: an index group each, with tables of its own."""
+        return tuple(layer for layer, anchor in enumerate(self.anchors) if layer == anchor)
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """For each layer, which of `groups` it belongs to."""
+        return tuple(self.groups.index(anchor) for anchor in self.anchors)
+
+    def shared_layers(self, anchor: int) -> tuple[int, ...]:
+        """The layers that use another layer's selection, ascending."""
+        return tuple(layer for layer, own in enumerate(self.anchors) if own == anchor and layer != anchor)
 
     @property
     def num_rows(self) -> int:
@@ -112,9 +140,9 @@ class CacheLayout:
 
     @property
     def table_bytes(self) -> int:
-        """Device bytes of the tables: in every layer an int32 a row, five a slot and four more; the page table."""
-        per_layer = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4
-        return self.num_layers * per_layer + 4 * self.max_requests * self.max_pages
+        """Device bytes of the tables: in every group an int32 a row, five a slot and four more; the page table."""
+        per_group = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4
+        return len(self.groups) * per_group + 4 * self.max_requests * self.max_pages
 
     def full_kv_bytes(self, num_positions: int) -> int:
         """Bytes that `num_positions` records take in all layers: what a resident cache would hold."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hisparse.device_pool import Counters
+from hisparse.layout import CacheLayout
 
 
 class Statistics(NamedTuple):
@@ -22,16 +23,23 @@ class Statistics(NamedTuple):
         return self.misses / max(self.hits + self.misses, 1)
 
 
-def count_up(counters: Counters, record_bytes: int, layer: int | None) -> Statistics:
+def count_up(counters: Counters, layout: CacheLayout, layer: int | None) -> Statistics:
     """Statistics of a layer, or of all layers together."""
+    layers = range(layout.num_layers) if layer is None else (layer,)
 
-    def total(counter: Tensor) -> int:
-        return int(counter.sum() if layer is None else counter[layer])
+    def of_layers(counter: Tensor) -> int:
+        by_group: list[int] = counter.tolist()
+        return sum(by_group[layout.group_of[one]] for one in layers)
 
+    def of_anchors(counter: Tensor) -> int:
+        by_group: list[int] = counter.tolist()
+        return sum(by_group[group] for group in {layout.group_of[one] for one in layers})
+
+    misses = of_layers(counters.misses)
     return Statistics(
-        hits=total(counters.hits),
-        misses=total(counters.misses),
-        fetched_bytes=total(counters.misses) * record_bytes,
-        order_rebuilds=total(counters.rebuilds),
-        exhausted_orders=total(counters.exhausted),
+        hits=of_layers(counters.hits),
+        misses=misses,
+        fetched_bytes=misses * layout.record_bytes,
+        order_rebuilds=of_anchors(counters.rebuilds),
+        exhausted_orders=of_anchors(counters.exhausted),
     )

@@ -26,7 +26,7 @@ class Step:
 
     requests: tuple[CacheRequest, ...]  # the live ones, in the order of the lines
     inputs: Tensor  # int64 [4, b]
-    slots: Tensor  # int [layers, b], where the new records go on the device
+    slots: Tensor  # int [groups, b], where the new records go on the device
     is_replay: bool = False  # of a recorded step: its graph does the work
 
     @property
@@ -65,6 +65,7 @@ class Steps:
         self._device = device
         self._step: Step | None = None
         self._appended: set[int] = set()  # layers that got the step's records
+        self._slots: dict[int, Tensor] = {}  # what resolve handed out in this step, by anchor
         self._failed_before = 0  # records that found no slot, before this step
 
     @contextmanager
@@ -86,9 +87,9 @@ class Steps:
         self.check_idle("record_step")
         self._check_can_record(batch_size)
         inputs = _new_inputs(batch_size, self._device)
-        self._step, self._appended = Step((), inputs, self._backend.insert(inputs[-1])), set()
+        self._open(Step((), inputs, self._backend.insert(inputs[-1])))
         try:
-            yield self._step
+            yield self.current("record_step")
             self._check_appended()
         finally:
             self._step = None
@@ -107,6 +108,16 @@ class Steps:
         if self._step is not None:
             raise ValueError(f"{call} cannot be called inside a step: leave the `with cache.step(...)` block first")
 
+    def note_resolve(self, anchor: int, slots: Tensor) -> None:
+        """The anchor has its slots."""
+        self._slots[anchor] = slots
+
+    def slots_of(self, anchor: int) -> Tensor:
+        """What the anchor's resolve handed out. Raises `ValueError` if there was none in this step."""
+        if anchor not in self._slots:
+            raise ValueError(f"layer {anchor}, the anchor, is not resolved in this step yet: resolve it first")
+        return self._slots[anchor]
+
     def note_append(self, layer: int) -> None:
         """The layer has its new records."""
         self._appended.add(layer)
@@ -124,8 +135,11 @@ class Steps:
         inputs = _new_inputs(size, self._device) if recorded is None else recorded.inputs
         _upload(requests, inputs)
         slots = self._backend.insert(inputs[-1]) if recorded is None else recorded.slots
-        self._step, self._appended = Step(tuple(requests), inputs, slots, is_replay=recorded is not None), set()
-        return self._step
+        return self._open(Step(tuple(requests), inputs, slots, is_replay=recorded is not None))
+
+    def _open(self, step: Step) -> Step:
+        self._step, self._appended, self._slots = step, set(), {}
+        return step
 
     def _end(self, step: Step) -> None:
         try:

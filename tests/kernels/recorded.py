@@ -24,7 +24,8 @@ class RecordedStep:
         with torch.cuda.graph(self.graph), cache.record_step(batch_size) as self.step:
             for layer in range(layout.num_layers):
                 cache.append(layer, self.records[layer])
-                slots = cache.resolve(layer, self.selection[layer])
+                selects = layout.anchors[layer] == layer
+                slots = cache.resolve(layer, self.selection[layer]) if selects else cache.follow(layer)
                 self.slots.append(slots)
                 self.outputs.append(cache.records(layer)[slots.clamp(min=0)])
 
@@ -70,8 +71,9 @@ class Requests:
         recorded.records.copy_(self.new_records(*recorded.records.shape))
         for line, request in enumerate(requests):
             self.truth[request][:, request.length] = recorded.records[:, line]
-            for layer in range(layers):
-                recorded.selection[layer, line] = self.select(request, layer)
+            for layer, anchor in enumerate(self.cache.layout.anchors):
+                chosen = self.select(request, layer) if layer == anchor else recorded.selection[anchor, line]
+                recorded.selection[layer, line] = chosen
         with self.cache.step(requests, recorded=recorded.step):
             recorded.graph.replay()
         for layer in range(layers):
@@ -85,8 +87,11 @@ class Requests:
         assert torch.equal(got[real], self.truth[request][layer][selection[real].long()])
 
 
-def new_cache(*, policy: str = "lru", max_requests: int = 6, num_layers: int = 19, slack: int = 1) -> HierarchicalCache:
-    """Three order groups, the last one short; the tightest pool that is legal."""
+def new_cache(
+    *, policy: str = "lru", max_requests: int = 6, num_layers: int = 19, slack: int = 1, anchors: tuple[int, ...] = (),
+    prefetch: bool = True,
+) -> HierarchicalCache:  # fmt: skip
+    """Three launches of orders, the last one short; the tightest pool that is legal."""
     layout = CacheLayout(
         num_layers=num_layers,
         record_bytes=48,
@@ -94,7 +99,8 @@ def new_cache(*, policy: str = "lru", max_requests: int = 6, num_layers: int = 1
         device_buffer_size=40 + slack,
         max_requests=max_requests,
         num_pages=6 * max_requests,
+        anchors=anchors,
     )
-    cache = HierarchicalCache(layout, policy=policy, device="cuda")
+    cache = HierarchicalCache(layout, policy=policy, device="cuda", prefetch=prefetch)
     cache.device_pool.records.fill_(0xFF)
     return cache

@@ -16,10 +16,22 @@ def replay(recorded: RecordedStep, times: int, then: Exception | None = None) ->
         raise then
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "random"])
-@pytest.mark.parametrize("slack", [1, 40])
-def test_replays_with_other_requests_selections_and_batch_sizes(policy: str, slack: int) -> None:
-    cache = new_cache(policy=policy, slack=slack)
+UNEVEN_GROUPS = (0, 1, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 13, 13, 13, 16, 17, 17)
+
+
+@pytest.mark.parametrize(
+    ("policy", "slack", "anchors", "prefetch"),
+    [
+        *((policy, slack, (), True) for policy in ("lru", "fifo", "random") for slack in (1, 40)),
+        ("lru", 1, UNEVEN_GROUPS, True),
+        ("fifo", 40, UNEVEN_GROUPS, False),
+        ("lru", 40, (0,) * 19, True),
+    ],
+)
+def test_replays_with_other_requests_selections_and_batch_sizes(
+    policy: str, slack: int, anchors: tuple[int, ...], prefetch: bool
+) -> None:
+    cache = new_cache(policy=policy, slack=slack, anchors=anchors, prefetch=prefetch)
     requests = Requests(cache, seed=slack)
     buckets = {size: RecordedStep(cache, size) for size in (1, 2, 6)}
     running = [requests.admit(200 + 20 * i, staged=64 * i + 3) for i in range(3)]

@@ -1,26 +1,27 @@
-"""The GPU backend of the cache: the operations of ops.py over both pools, on three streams.
+"""The GPU backend of the cache: the operations of ops.py over both pools, on four streams.
 
-See `hisparse.backend.Backend` for what each method promises. Claims and fetches run on the caller's stream. Beside it
-run the new records' write-through, forked at `append` and joined by the layer's resolve, and the making of orders,
-forked after the resolve of a group's last layer and joined at the end of the step. Streams meet by events alone, so a
-step can be captured in a CUDA graph: `HierarchicalCache.record_step`.
+See `hisparse.backend.Backend` for what each method promises. Claims and an anchor's fetches run on the caller's
+stream. Beside it run the new records' write-through, forked at `append` and joined by the layer's resolve; the shared
+layers' fetches, forked after the anchor's resolve and joined one by one; and the making of orders, forked when some
+groups are resolved and joined at the end of the step. Streams meet by events alone, so a step can be captured in a
+CUDA graph: `HierarchicalCache.record_step`.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hisparse.backend import Outcome
+from hisparse.backend import BackendOptions, Outcome
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool
-from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool
 from hisparse.kernels import ops
 from hisparse.kernels.preload import preload
 from hisparse.kernels.side_stream import SideStream
-from hisparse.kernels.state import MissPlan, new_launch_state
+from hisparse.kernels.state import MissPlan, new_launch_state, new_miss_plan
 from hisparse.layout import CacheLayout
-from hisparse.order import Policy
 
-ORDER_GROUP = 8  # layers whose orders are made by one launch
+ORDER_BATCH = 8  # index groups whose orders are made by one launch
 
 
 class KernelBackend:
@@ -33,18 +34,20 @@ class KernelBackend:
 
     can_record = True
 
-    def __init__(
-        self, layout: CacheLayout, policy: Policy, device: torch.device, progress: Progress | None = None
-    ) -> None:
-        preload(layout.record_bytes, device)  # nothing may be compiled while a step is recorded
-        self.policy = policy
-        self.host_pool = HostPool(layout, pinned=True, progress=progress)
+    def __init__(self, layout: CacheLayout, options: BackendOptions, device: torch.device) -> None:
+        preload(layout.record_bytes, device, io=options.io)  # nothing may be compiled while a step is recorded
+        self.policy = options.policy
+        self.host_pool = HostPool(layout, pinned=True, progress=options.progress)
         self.device_pool = DevicePool(layout, device)
-        self._state = new_launch_state(layout.num_layers, device)
+        self._layout, self._options = layout, options
+        self._state = new_launch_state(len(layout.groups), device)
         self._step_number = 0
-        self._writer, self._orderer = SideStream(device), SideStream(device)
+        self._writer, self._fetcher, self._orderer = SideStream(device), SideStream(device), SideStream(device)
         self._reader = torch.cuda.Stream(device)
-        self._resolved: set[int] = set()  # layers, since their group's orders were last made
+        self._resolved: set[int] = set()  # index groups whose orders were not made since
+        size = layout.max_requests * layout.top_k
+        self._plans = {anchor: new_miss_plan(size, device) for anchor in layout.groups if layout.shared_layers(anchor)}
+        self._waiting: set[int] = set()  # shared layers that have not got their anchor's misses yet
 
     @property
     def step_number(self) -> int:
@@ -77,14 +80,17 @@ class KernelBackend:
         self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
     ) -> Tensor:
         """See `Backend`."""
-        self._orderer.join(layer // ORDER_GROUP)  # a layer's second resolve of the step claims from the order again
+        group, shared = self._layout.group_of[layer], self._layout.shared_layers(layer)
+        self._orderer.join(group // ORDER_BATCH)  # a second resolve in the step claims from the order again
+        for follower in shared:
+            self._fetch_shared(follower)  # ... and writes the plan anew
         if selection.shape[1] and selection.stride(1) != 1:
             selection = selection.contiguous()
         slots = ops.resolve(
             self.device_pool.tables,
             self.device_pool.counters,
             self._state,
-            layer,
+            group,
             selection,
             request_index,
             page_table,
@@ -92,19 +98,26 @@ class KernelBackend:
             self.device_pool.records[layer],
             by_recency=self.policy.by_recency,
             lengths=lengths,
+            plan=self._plans.get(layer),
+            io=self._options.io,
         )
+        self._after_resolve(group, shared)
         self._writer.join(layer)  # attention reads the new record's slot
-        self._resolved.add(layer)
-        if self._group(layer) <= self._resolved:
-            self._make_orders(layer // ORDER_GROUP)
         return slots
+
+    def follow(self, layer: int) -> None:
+        """See `Backend`."""
+        self._fetch_shared(layer)
+        self._writer.join(layer)
 
     def end_step(self) -> None:
         """See `Backend`."""
-        for group in sorted({layer // ORDER_GROUP for layer in self._resolved}):
-            self._make_orders(group)
-        self._writer.join_all()
-        self._orderer.join_all()
+        for layer in sorted(self._waiting):
+            self._fetch_shared(layer)
+        for batch in sorted({group // ORDER_BATCH for group in self._resolved}):
+            self._make_orders(batch)
+        for side in (self._writer, self._fetcher, self._orderer):
+            side.join_all()
 
     def outcome(self) -> Outcome:
         """See `Backend`: one small download."""
@@ -118,11 +131,15 @@ class KernelBackend:
             return Counters(*self.device_pool.all_counters.cpu())
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
-        """See `Backend`. On the device a step of the layer's own; each layer stages each chunk, so one layer counts."""
-        if layer == 0:
-            self.begin_step()
+        """See `Backend`. On the device a step of the group's own; each group stages each chunk, so one group counts."""
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
-        ops.stage(self.device_pool.tables, self._state, layer, records, rows, pool, host)
+        group = self._layout.group_of[layer]
+        if self._layout.anchors[layer] != layer:
+            ops.write_through(records, self.device_pool.groups[group].slot_of_row[rows], rows, pool, host)
+            return
+        if group == 0:
+            self.begin_step()
+        ops.stage(self.device_pool.tables, self._state, group, records, rows, pool, host)
 
     def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """See `Backend`. A miss plan whose slots are the lines of `out`."""
@@ -134,20 +151,45 @@ class KernelBackend:
         """See `Backend`."""
         ops.release(self.device_pool.tables, self._state, rows)
 
-    def _group(self, layer: int) -> set[int]:
-        first = layer // ORDER_GROUP * ORDER_GROUP
-        return set(range(first, min(first + ORDER_GROUP, len(self.device_pool.records))))
+    def _after_resolve(self, group: int, shared: Sequence[int]) -> None:
+        """Send off what goes on beside the caller's stream."""
+        if self._options.io:
+            self._waiting.update(shared)
+            for layer in shared if self._options.prefetch else ():
+                with self._fetcher.fork(layer):
+                    self._replay(layer)
+        self._resolved.add(group)
+        if self._order_batch(group // ORDER_BATCH) <= self._resolved:
+            self._make_orders(group // ORDER_BATCH)
 
-    def _make_orders(self, group: int) -> None:
-        """Make the orders of a group's layers anew where they are due; the device decides which."""
-        layers = self._group(group * ORDER_GROUP)
-        with self._orderer.fork(group):
+    def _fetch_shared(self, layer: int) -> None:
+        """The caller's stream goes on when the layer has its anchor's misses, if it has not yet."""
+        if layer not in self._waiting:
+            return
+        self._waiting.remove(layer)
+        if self._options.prefetch:
+            self._fetcher.join(layer)
+        else:
+            self._replay(layer)
+
+    def _replay(self, layer: int) -> None:
+        plan = self._plans[self._layout.anchors[layer]]
+        ops.replay(plan, self.host_pool.records[layer], self.device_pool.records[layer])
+
+    def _order_batch(self, batch: int) -> set[int]:
+        first = batch * ORDER_BATCH
+        return set(range(first, min(first + ORDER_BATCH, len(self.device_pool.groups))))
+
+    def _make_orders(self, batch: int) -> None:
+        """Make the orders of a batch of groups anew where they are due; the device decides which."""
+        groups = self._order_batch(batch)
+        with self._orderer.fork(batch):
             ops.rebuild_order(
                 self.device_pool.tables,
                 self.device_pool.counters,
                 self._state,
                 policy=self.policy.name,
-                first_layer=min(layers),
-                num_layers=len(layers),
+                first_layer=min(groups),
+                num_layers=len(groups),
             )
-        self._resolved -= layers
+        self._resolved -= groups

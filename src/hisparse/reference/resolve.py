@@ -8,6 +8,7 @@ from torch import Tensor
 from hisparse.device_pool import SlotTables, hit
 from hisparse.order import Policy
 from hisparse.reference.claim import claim
+from hisparse.reference.replay import replay
 
 
 class Resolved(NamedTuple):
@@ -29,6 +30,8 @@ def resolve(
     policy: Policy,
     host: Tensor,  # [rows, record_bytes] uint8, this layer's part of the host pool
     pool: Tensor,  # [N, record_bytes] uint8, this layer's slots
+    *,
+    io: bool = True,  # False: the tables alone
 ) -> Resolved:
     """Bring every selected row into the device pool and say where it is.
 
@@ -43,8 +46,8 @@ def resolve(
     missing = wanted[~is_hit].unique()
     slots, exhausted = claim(tables, missing, step, policy)
     fetched_rows = missing[: slots.numel()]
-    # index_select first: the host pool may be on another device than the slots
-    pool.index_copy_(0, slots, host.index_select(0, fetched_rows.to(host.device)).to(pool.device))
+    if io:
+        replay(fetched_rows, slots, host, pool)
     out = torch.full(rows.shape, -1, dtype=torch.int32, device=rows.device)
     out[selected] = tables.slot_of_row[wanted]
     return Resolved(
