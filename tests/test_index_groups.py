@@ -114,7 +114,7 @@ def test_refusals_inside_a_step(call: Callable[[Driver], None], message: str) ->
 def test_a_shared_layer_is_staged_after_its_anchor() -> None:
     driver = grouped_driver()
     request = driver.admit()
-    with pytest.raises(ValueError, match="layer 3 uses the slots of layer 1, which has 0 positions .* stage that one"):
+    with pytest.raises(ValueError, match=r"layer 3 uses the slots of layer 1, which has 0 positions .* stage that one"):
         driver.cache.stage(3, request, 0, make_records(1, 3, 0, 5))
     driver.stage(request, 5)
     driver.cache.check_integrity()

@@ -53,7 +53,7 @@ class Backend(Protocol):
         """
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Write uint8 [b, record_bytes] records to their slots and host rows, at the latest when the layer is resolved."""
+        """Write uint8 [b, record_bytes] records to slots and host rows, at the latest when the layer is resolved."""
 
     def resolve(
         self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor

@@ -37,8 +37,9 @@ def attend_part(
 
 
 def merge(first: Partial, second: Partial) -> Partial:
-    """Attention over the positions of both parts, which must have some position between them."""
+    """Attention over the positions of both parts; empty, if both are."""
     lse = torch.logaddexp(first.lse, second.lse)
-    weight_first = (first.lse - lse).exp_().unsqueeze(-1)
-    weight_second = (second.lse - lse).exp_().unsqueeze(-1)
+    finite = lse.clamp(min=torch.finfo(lse.dtype).min)  # -inf - -inf would be NaN
+    weight_first = (first.lse - finite).exp_().unsqueeze(-1)
+    weight_second = (second.lse - finite).exp_().unsqueeze(-1)
     return Partial(first.out * weight_first + second.out * weight_second, lse)
