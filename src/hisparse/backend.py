@@ -29,10 +29,11 @@ class BackendOptions(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the device says after a step."""
+    """What the device says after a step, counted since the start."""
 
     step_number: int  # of the step that it ended last
-    failed: int  # records that found no slot, since the start
+    inserted: int  # new records that `insert` was given, in 32 bits
+    failed: int  # records that found no slot
 
 
 class Backend(Protocol):
@@ -43,11 +44,14 @@ class Backend(Protocol):
     step_number: int  # of the step that runs, or that ended last
     can_record: bool  # steps can be recorded in a CUDA graph
 
-    def begin_step(self) -> None:
-        """Count a step. What enters from now on is newer than all that is here."""
+    def make_room_for_step(self) -> None:
+        """Renumber the stamps if the next step's would not fit."""
+
+    def note_step(self, number: int) -> None:
+        """The device is in this step: a recorded one was replayed, or one was undone."""
 
     def insert(self, rows: Tensor) -> Tensor:
-        """Claim a slot in every index group for the records that go to `rows`, int64 [b], -1: padded.
+        """Begin a step and claim a slot in every index group for the records that go to `rows`, int64 [b], -1: padded.
 
         Returns int [groups, b] slots, -1: padded.
         """
@@ -68,6 +72,9 @@ class Backend(Protocol):
 
     def end_step(self) -> None:
         """Finish what runs beside the step, such as the copies to the host."""
+
+    def forget_step(self) -> None:
+        """A recording failed: nothing of it will ever run."""
 
     def outcome(self) -> Outcome:
         """Wait for the step and say how it went."""
@@ -100,15 +107,21 @@ class ReferenceBackend:
         self.step_number = 0
         self._layout = layout
         self._io = options.io
+        self._inserted = 0
 
-    def begin_step(self) -> None:
+    def make_room_for_step(self) -> None:
         """See `Backend`."""
         if self.step_number >= STEP_LIMIT:
             self.step_number = self.device_pool.rebase_stamps()
-        self.step_number += 1
+
+    def note_step(self, number: int) -> None:
+        """See `Backend`."""
+        self.step_number = number
 
     def insert(self, rows: Tensor) -> Tensor:
         """See `Backend`."""
+        self.step_number += 1
+        self._inserted += int((rows >= 0).sum())
         slots = torch.full((len(self.device_pool.groups), len(rows)), -1, device=rows.device)
         live = rows >= 0
         for group in range(len(slots)):
@@ -146,9 +159,12 @@ class ReferenceBackend:
     def end_step(self) -> None:
         """See `Backend`. Nothing runs beside a step here."""
 
+    def forget_step(self) -> None:
+        """See `Backend`. Nothing is recorded here."""
+
     def outcome(self) -> Outcome:
         """See `Backend`."""
-        return Outcome(self.step_number, int(self.device_pool.counters.failed.sum()))
+        return Outcome(self.step_number, self._inserted % 2**32, int(self.device_pool.counters.failed.sum()))
 
     def read_counters(self) -> Counters:
         """See `Backend`."""
@@ -163,7 +179,8 @@ class ReferenceBackend:
             host.index_copy_(0, rows.to(host.device), records.to(host.device))
             pool.index_copy_(0, slots[slots >= 0], records[slots >= 0].to(pool.device))
             return
-        self.begin_step()
+        self.make_room_for_step()
+        self.step_number += 1  # a moment of its own, between two steps
         reference.stage(tables, records, rows, self.step_number, pool, host)
 
     def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:

@@ -140,7 +140,7 @@ class HierarchicalCache:
         self._steps.check_idle("stage")
         self._check_layer(layer)
         self.admission.check_member(request, State.ACTIVE)
-        raw = as_bytes(records, self.layout)
+        raw = as_bytes(records, self.layout, self.device)
         end = start + raw.shape[0]
         self._check_staging(layer, request, start, end)
         if start == end:
@@ -212,7 +212,7 @@ class HierarchicalCache:
         """
         step = self._steps.current("append")
         self._check_layer(layer)
-        raw = as_bytes(records, self.layout)
+        raw = as_bytes(records, self.layout, self.device)
         if raw.shape[0] != step.batch_size:
             raise ValueError(f"append takes {step.batch_size} records, one a request, got {raw.shape[0]}")
         self.backend.write_through(layer, raw, step.slots[self.layout.group_of[layer]], step.rows)

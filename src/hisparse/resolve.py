@@ -48,8 +48,14 @@ def check_positions(selection: Tensor, lengths: Tensor) -> None:
         raise ValueError(f"selection[{request}] names position {int(ordered[request, column])} twice")
 
 
-def as_bytes(records: Tensor, layout: CacheLayout) -> Tensor:
-    """The records as uint8 [n, record_bytes], whatever their shape and dtype. Raises `ValueError` for another size."""
+def as_bytes(records: Tensor, layout: CacheLayout, device: torch.device) -> Tensor:
+    """The records as uint8 [n, record_bytes], whatever their shape and dtype.
+
+    Raises:
+        ValueError: another size, or another device than the cache's.
+    """
+    if records.device != device:
+        raise ValueError(f"records must be on {device}, where the slots are, got {records.device}")
     raw = records.contiguous().view(records.shape[0], math.prod(records.shape[1:])).view(torch.uint8)
     if raw.shape[1] != layout.record_bytes:
         raise ValueError(

@@ -1,23 +1,23 @@
 """Decode steps: what a step refers to, and how it begins, ends, fails and is recorded in a CUDA graph.
 
 Used by the cache; a `Step` is read by the engine (positions, lengths) and by the backend (rows, lines of the page
-table). What a step refers to is one small tensor, so that it costs one upload. A recorded step keeps its tensor, and
-every replay fills it anew; lines beyond the live requests are padded, and cost next to nothing.
+table). What a step refers to is one small tensor, so that it costs one upload. All recorded steps share one, which
+every step fills anew; lines beyond the live requests are padded, and cost next to nothing.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hisparse.admission import Admission, CacheRequest
-from hisparse.backend import Backend
+from hisparse.backend import Backend, Outcome
 from hisparse.errors import HiSparseError
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 
-NUM_INPUTS = 4
+PADDED = (-1, 0, 0, -1)  # a line that nobody takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +63,11 @@ class Steps:
         self._admission = admission
         self._backend = backend
         self._device = device
+        self._recorded_inputs = _padded_inputs(layout.max_requests, device)  # of all recorded steps
+        self._before = Outcome(0, 0, 0)  # what the device said after the step before
         self._step: Step | None = None
         self._appended: set[int] = set()  # layers that got the step's records
         self._slots: dict[int, Tensor] = {}  # what resolve handed out in this step, by anchor
-        self._failed_before = 0  # records that found no slot, before this step
 
     @contextmanager
     def run(self, requests: Sequence[CacheRequest], batch_size: int | None, recorded: Step | None) -> Iterator[Step]:
@@ -86,14 +87,19 @@ class Steps:
         """A step without requests, in the CUDA graph that is being captured."""
         self.check_idle("record_step")
         self._check_can_record(batch_size)
-        inputs = _new_inputs(batch_size, self._device)
-        self._open(Step((), inputs, self._backend.insert(inputs[-1])))
+        inputs = self._recorded_inputs[:, :batch_size]
+        step = self._open(Step((), inputs, self._backend.insert(inputs[-1])))
         try:
-            yield self.current("record_step")
+            yield step
             self._check_appended()
+            self._backend.end_step()
+        except BaseException:
+            with suppress(Exception):  # what was forked must be joined before the capture ends, if it still can be
+                self._backend.end_step()
+            self._backend.forget_step()
+            raise
         finally:
             self._step = None
-            self._backend.end_step()
 
     def current(self, call: str) -> Step:
         """The step that `call` is part of. Raises `ValueError` outside a step, and inside a replay."""
@@ -131,11 +137,13 @@ class Steps:
         self.check_idle("step")
         self._admission.check_can_step(requests)
         size = _lines_for(requests, batch_size, recorded)
-        self._backend.begin_step()
-        inputs = _new_inputs(size, self._device) if recorded is None else recorded.inputs
+        self._backend.make_room_for_step()
+        if recorded is not None:
+            _upload(requests, self._recorded_inputs)
+            return self._open(Step(tuple(requests), recorded.inputs, recorded.slots, is_replay=True))
+        inputs = torch.empty(len(PADDED), size, dtype=torch.int64, device=self._device)
         _upload(requests, inputs)
-        slots = self._backend.insert(inputs[-1]) if recorded is None else recorded.slots
-        return self._open(Step(tuple(requests), inputs, slots, is_replay=recorded is not None))
+        return self._open(Step(tuple(requests), inputs, self._backend.insert(inputs[-1])))
 
     def _open(self, step: Step) -> Step:
         self._step, self._appended, self._slots = step, set(), {}
@@ -146,10 +154,11 @@ class Steps:
             if not step.is_replay:
                 self._check_appended()
                 self._backend.end_step()
-            self._check_outcome()
+            self._check_outcome(step)
         except BaseException:
             self._undo(step)
             raise
+        self._close(step)
         for request in step.requests:
             request.length += 1
             request.staged = [request.length] * self._layout.num_layers
@@ -158,7 +167,14 @@ class Steps:
         """Free the slots that the step's new records took; the records themselves never counted."""
         self._backend.end_step()
         self._backend.release(step.rows)
-        self._backend.step_number, self._failed_before = self._backend.outcome()
+        self._before = self._backend.outcome()
+        self._backend.note_step(self._before.step_number)
+        self._close(step)
+
+    def _close(self, step: Step) -> None:
+        """A recorded step's inputs are padded until the next: a stray replay then touches nothing."""
+        if step.is_replay:
+            _upload((), self._recorded_inputs)
 
     def _check_appended(self) -> None:
         missing = set(range(self._layout.num_layers)) - self._appended
@@ -167,13 +183,16 @@ class Steps:
                 f"the step ended without `append` for layers {sorted(missing)}: every layer needs its record"
             )
 
-    def _check_outcome(self) -> None:
-        number, all_failed = self._backend.outcome()
-        failed = all_failed - self._failed_before
-        if number != self._backend.step_number:
-            times = number - self._backend.step_number + 1
-            raise ValueError(f"the recorded step's graph was replayed {times} times inside the step, not once")
-        if failed:
+    def _check_outcome(self, step: Step) -> None:
+        before, self._before = self._before, self._backend.outcome()
+        inserted = (self._before.inserted - before.inserted) % 2**32
+        if inserted != len(step.requests):
+            raise ValueError(
+                f"{inserted} new records came to the cache in a step of {len(step.requests)} requests: replay the "
+                f"graph of this recorded step, once, inside `with cache.step(...)`"
+            )
+        self._backend.note_step(self._before.step_number)
+        if failed := self._before.failed - before.failed:
             raise HiSparseError(
                 f"{failed} selected records found no slot: more positions were resolved in one step than the "
                 f"device pool has slots ({self._layout.num_slots} a layer). Resolve each layer once a step"
@@ -198,15 +217,15 @@ def _lines_for(requests: Sequence[CacheRequest], batch_size: int | None, recorde
     return size
 
 
-def _new_inputs(batch_size: int, device: torch.device) -> Tensor:
-    """Room for the inputs of a step."""
-    return torch.empty(NUM_INPUTS, batch_size, dtype=torch.int64, device=device)
+def _padded_inputs(batch_size: int, device: torch.device) -> Tensor:
+    """The inputs of a step that nobody takes part in."""
+    return torch.tensor(PADDED, device=device)[:, None].repeat(1, batch_size)
 
 
 def _upload(requests: Sequence[CacheRequest], inputs: Tensor) -> None:
     """Fill a step's inputs: one copy, which does not wait for the device."""
     lines = [_line(request) for request in requests]
-    lines += [(-1, 0, 0, -1)] * (inputs.shape[1] - len(lines))
+    lines += [PADDED] * (inputs.shape[1] - len(lines))
     values = torch.tensor(lines, device="cpu").t().contiguous()
     if inputs.device.type == "cuda":
         values = values.pin_memory()  # torch keeps the pinned block until the copy is done

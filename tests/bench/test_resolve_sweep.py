@@ -71,7 +71,7 @@ def test_bars_add_up_to_the_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_where_a_figure_cannot_go(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be a .png or .svg file, got 'sweep.pdf'"):
         sweep_figure.check_figure(Path("sweep.pdf"))
-    with pytest.raises(ValueError, match="does not exist: make it first"):
+    with pytest.raises(ValueError, match="does not exist or cannot be written: make it first"):
         sweep_figure.check_figure(tmp_path / "missing" / "sweep.png")
 
 

@@ -88,7 +88,7 @@ def close(memory: Memory, launch: Launch) -> Memory:
 # The rules
 
 
-def check(before: Memory, after: Memory, selections: list[tuple[int, ...]]) -> None:
+def check(before: Memory, after: Memory, selections: list[tuple[int, ...]], by_recency: bool = True) -> None:
     """Every rule that an outcome can break; numbers are those of DESIGN.md section 4."""
     wanted = {row for rows in selections for row in rows}
     missing = {row for row in wanted if before.slot_of_row[row] == NOWHERE}
@@ -106,7 +106,16 @@ def check(before: Memory, after: Memory, selections: list[tuple[int, ...]]) -> N
     assert len(after.claimed) == min(len(missing), room), "3: a row was fetched twice, or not at all"
     evicted = [slot for slot in after.claimed if before.row_of_slot[slot] != NOWHERE]
     assert len(evicted) == max(0, len(after.claimed) - len(before.free)), "4: a victim went before a free slot"
+    if by_recency and set(before.order) == {slot for slot, row in enumerate(before.row_of_slot) if row != NOWHERE}:
+        check_recency(before, set(evicted), wanted)
     check_tables(after)
+
+
+def check_recency(before: Memory, evicted: set[int], wanted: set[int]) -> None:
+    """A slot used since the list was made leaves only after all that were not."""
+    unused = {slot for slot in before.order if before.stamp[slot] <= before.listed_at}
+    unused -= {slot for slot, row in enumerate(before.row_of_slot) if row in wanted}
+    assert evicted <= unused or unused <= evicted, "a slot used since the list was made left before one that was not"
 
 
 def check_tables(memory: Memory) -> None:

@@ -2,8 +2,9 @@
 
 A block is a generator that yields one access to global memory at a time; interleavings.py runs the blocks of a launch
 in every order of accesses and holds each outcome against the rules of DESIGN.md section 4. A block here is one
-thread: threads of a real block meet at barriers and share nothing else. `Mutant` names ways to get it wrong; the
-tests demand that each is noticed.
+thread: threads of a real block meet at barriers and share nothing else. Memory is sequentially consistent here: that
+an arrival releases what was written before it, and that seeing it acquires that, is for the kernel to get right.
+`Mutant` names ways to get it wrong; the tests demand that each is noticed.
 """
 
 from collections.abc import Generator
@@ -134,7 +135,8 @@ def claim_from_order(launch: Launch, index: int, victims: int) -> Generator[Any,
     while slot != NOWHERE:
         stamp = yield read("stamp", slot)
         entered = yield read("entered", slot)
-        unused = launch.wrong(Mutant.STAMP_NOT_CHECKED) or FREE < stamp <= launch.limit
+        limit = launch.now - 1 if launch.wrong(Mutant.TOUCHED_LEAVES) else launch.limit
+        unused = launch.wrong(Mutant.STAMP_NOT_CHECKED) or FREE < stamp <= limit
         if unused and (launch.wrong(Mutant.ENTRY_NOT_CHECKED) or entered <= launch.listed_at):
             return slot
         extra = yield add("passed")

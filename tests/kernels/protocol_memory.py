@@ -20,6 +20,7 @@ class Mutant(Enum):
     HIT_WITHOUT_STAMP = "a hit does not raise its slot's stamp"
     SAME_CANDIDATE = "claims do not count from their own place in the order"
     STAMP_NOT_CHECKED = "entries of the order are taken without looking at the stamp"
+    TOUCHED_LEAVES = "entries of the order that were used since it was made are taken"
     ENTRY_NOT_CHECKED = "an entry is taken though its slot changed hands since the list was made"
     LAP_AT_ONCE = "laps do not wait for the claims from the order"
     LAP_TAKES_USED = "laps take slots of this step"

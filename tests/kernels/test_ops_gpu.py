@@ -259,6 +259,60 @@ def test_a_miss_plan_fetches_the_same_into_another_layer() -> None:
     twins.check_slots(1, rows, slots)
 
 
+def test_an_empty_selection_empties_the_plan() -> None:
+    twins = make_twins()
+    plan = new_miss_plan(4 * 64, twins.gpu)
+    lines = torch.arange(4)
+    full_step(twins, torch.arange(64).repeat(4, 1).int(), lines, plan=plan)
+    assert int(plan.num_misses) == 4 * 64
+    full_step(twins, torch.empty(4, 0, dtype=torch.int32), lines, plan=plan)
+    assert int(plan.num_misses) == 0
+    twins.check()
+
+
+def test_launches_that_overlap_see_each_others_work() -> None:
+    """A graph of resolves alone, each beginning while the one before it ends; every slot of every one is checked."""
+    twins = make_twins(requests=4, k=64, slack=1, layers=1, record_bytes=656, with_reference=False)
+    steps, table, lines = 24, twins.page_table.cuda(), torch.arange(4).cuda()
+    random = torch.Generator().manual_seed(0)
+    chosen = torch.stack(
+        [torch.stack([torch.randperm(512, generator=random)[:64] for _ in range(4)]) for _ in range(steps)]
+    )
+    selection, slots = chosen.int().cuda(), torch.empty(steps, 4, 64, dtype=torch.int32, device="cuda")
+    copies = torch.empty(steps, 4 * 64, 656, dtype=torch.uint8, device="cuda")
+
+    def resolve_all() -> None:
+        for step in range(steps):
+            ops.resolve(
+                twins.pool.tables, twins.pool.counters, twins.state, 0, selection[step], lines, table, twins.host[0],
+                twins.pool.records[0], by_recency=True, slots=slots[step], begins_step=True,
+            )  # fmt: skip
+            if step % 3 == 2:  # three overlap, then the last one's result is looked at
+                torch.index_select(twins.pool.records[0], 0, slots[step].flatten(), out=copies[step])
+
+    resolve_all()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        resolve_all()
+    for _ in range(20):
+        graph.replay()
+    torch.cuda.synchronize()
+    for step in range(2, steps, 3):
+        rows = torch.stack([twins.rows(line, chosen[step, line]) for line in range(4)]).flatten()
+        assert torch.equal(copies[step], twins.truth[0][rows.cuda()])
+    twins.check()
+
+
+def test_counts_that_wrap() -> None:
+    twins = make_twins(slack=1)
+    twins.state.control[:, 1] = 2**31 - 2**26  # arrived, high word: the misses' 24 bits are nearly full
+    twins.state.control[:, 3] = 2**31 - 2**26  # done
+    twins.state.control[:, 5:7] = -3  # passed, lap: three before 2**32
+    twins.state.control[:, 9] = -3  # passed when the list was made
+    drive(twins, 25, seed=6)
+
+
 def test_stamps_near_their_limit() -> None:
     twins = make_twins(slack=1)
     twins.step = 2**30 - 60

@@ -24,6 +24,13 @@ def stale_order() -> Memory:
     return memory
 
 
+def first_used_since() -> Memory:
+    """The list's first slot was used since the list was made."""
+    memory = full_pool(4, 8, stamps=OLD)
+    memory.listed_at, memory.stamp[0] = 9, 12
+    return memory
+
+
 def short_order() -> Memory:
     """Only one of the slots is listed: the rest is found by laps."""
     memory = full_pool(4, 8, stamps=OLD)
@@ -39,6 +46,7 @@ CASES = {
     "free slots first": Case(full_pool(4, 8, stamps=OLD, free=1), [(4,), (5,)]),
     "only free slots": Case(full_pool(4, 8, stamps=OLD, free=4), [(4, 5), (5, 6)]),
     "a stale order": Case(stale_order(), [(4,), (5, 6)]),
+    "a victim was used since": Case(first_used_since(), [(4,), (5,)]),
     "a short order": Case(short_order(), [(4, 1), (5,)]),
     "a short order against a claim from it": Case(short_order(), [(4,), (5, 6)]),
     "every slot is taken": Case(full_pool(3, 6, stamps=OLD), [(3, 4), (5,)]),
@@ -79,7 +87,7 @@ def check_a_refilled_slot(mutant: Mutant | None = None) -> None:
     start.slot_of_row[0], start.slot_of_row[4] = -1, 0
     start.stamp[0] = start.entered[0] = 2 * start.step - 2
     for after in run_launch(start, [(3,), (5,)], mutant, by_recency=False):
-        check(start, after, [(3,), (5,)])
+        check(start, after, [(3,), (5,)], by_recency=False)
         assert 0 not in after.claimed, "the newest record left first"
 
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from hisparse.admission import CacheRequest
 from hisparse.cache import HierarchicalCache
+from hisparse.device_pool import STEP_LIMIT
 from tests.kernels.recorded import RecordedStep, Requests, new_cache
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +111,7 @@ def test_a_graph_that_is_not_replayed_once_undoes_the_step(times: int) -> None:
     recorded = RecordedStep(cache, 2)
     one = requests.admit(300, staged=100)
     with (
-        pytest.raises(ValueError, match=f"was replayed {times} times inside the step"),
+        pytest.raises(ValueError, match=f"{times} new records came to the cache in a step of 1 requests"),
         cache.step([one], recorded=recorded.step),
     ):
         replay(recorded, times)
@@ -117,6 +119,99 @@ def test_a_graph_that_is_not_replayed_once_undoes_the_step(times: int) -> None:
     cache.check_integrity()
     for _ in range(3):
         requests.replay([one], recorded)
+    cache.check_integrity()
+
+
+def test_replays_outside_a_step_touch_nothing() -> None:
+    cache = new_cache(max_requests=2)
+    requests = Requests(cache, seed=6)
+    recorded = RecordedStep(cache, 2)
+    one = requests.admit(300, staged=100)
+    for _ in range(3):
+        before = cache.host_pool.records.clone()
+        recorded.graph.replay()  # to warm up, or by mistake
+        torch.cuda.synchronize()
+        assert torch.equal(cache.host_pool.records, before)
+        cache.check_integrity()
+        requests.replay([one], recorded)
+    cache.check_integrity()
+
+
+def test_the_graph_of_another_bucket_is_noticed() -> None:
+    cache = new_cache(max_requests=2)
+    requests = Requests(cache, seed=7)
+    small, large = RecordedStep(cache, 1), RecordedStep(cache, 2)
+    both = [requests.admit(300, staged=100), requests.admit(300, staged=30)]
+    with (
+        pytest.raises(ValueError, match="1 new records came to the cache in a step of 2 requests"),
+        cache.step(both, recorded=large.step),
+    ):
+        replay(small, times=1)
+    assert [request.length for request in both] == [100, 30]
+    cache.check_integrity()
+    requests.replay(both, large)
+    cache.check_integrity()
+
+
+def test_stamps_are_renumbered_under_recorded_steps() -> None:
+    cache = new_cache(max_requests=2, num_layers=3)
+    requests = Requests(cache, seed=8)
+    recorded = RecordedStep(cache, 2)
+    both = [requests.admit(300, staged=100), requests.admit(300, staged=30)]
+    for _ in range(3):
+        requests.replay(both, recorded)
+    cache.backend.step_number = STEP_LIMIT - 3
+    for _ in range(8):
+        requests.replay(both, recorded)
+        cache.check_integrity()
+    assert cache.backend.step_number < 10_000
+
+
+@pytest.mark.parametrize("wrong", ["a layer without append", "an exception", "a read-back"])
+def test_a_recording_that_fails_leaves_the_cache_as_it_was(wrong: str) -> None:
+    cache = new_cache(max_requests=2)
+    requests = Requests(cache, seed=9)
+    one = requests.admit(300, staged=100)
+    good = RecordedStep(cache, 2)
+    requests.replay([one], good)
+    records = torch.zeros(2, 48, dtype=torch.uint8, device="cuda")
+    selection = torch.zeros(2, 1, dtype=torch.int32, device="cuda")
+
+    def record() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()), cache.record_step(2):
+            cache.append(0, records)
+            slots = cache.resolve(0, selection)
+            if wrong == "an exception":
+                raise RuntimeError("the model broke")
+            if wrong == "a read-back":
+                slots.max().item()
+
+    with pytest.raises(Exception):  # noqa: B017, PT011 - a failed capture raises whatever torch makes of it
+        record()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        requests.replay([one], good)
+    with cache.step([one]):
+        cache_appends(cache, requests, one)
+    cache.check_integrity()
+
+
+def cache_appends(cache: HierarchicalCache, requests: Requests, request: CacheRequest) -> None:
+    """An eager step that appends in every layer and selects nothing."""
+    records = requests.new_records(cache.layout.num_layers, 1, 48)
+    requests.truth[request][:, request.length] = records[:, 0]
+    for layer in range(cache.layout.num_layers):
+        cache.append(layer, records[layer])
+
+
+def test_what_is_refused_before_the_device_hears_of_it_leaves_the_step_count_right() -> None:
+    cache = new_cache(max_requests=2)
+    requests = Requests(cache, seed=10)
+    one = requests.admit(300, staged=10)
+    with pytest.raises(ValueError, match="records must be on cuda:0, where the slots are, got cpu"):
+        cache.stage(0, one, 10, torch.zeros(1, 48, dtype=torch.uint8))
+    with cache.step([one]):
+        cache_appends(cache, requests, one)
     cache.check_integrity()
 
 

@@ -53,10 +53,12 @@ class Counts(NamedTuple):
 def measure(pool: BenchPool, rate: float) -> dict[str, Any]:
     """Microseconds a call, with and without IO, and what moved; `rate` is the plain copy's GB/s."""
     before = pool.snapshot()
+    graph = pool.capture()
     if pool.setup.check:
         pool.run_checked()
+        pool.replay_checked(graph)
         pool.restore(before)
-    us = us_a_call(pool, pool.capture(), before)
+    us = us_a_call(pool, graph, before)
     counts = count(pool, before)
     rebuild_us = time_of_rebuild(pool)
     us_no_io = us_a_call(pool, pool.capture(io=False), before)

@@ -118,6 +118,14 @@ class BenchPool:
                     self._check(step, layer)
         torch.cuda.synchronize()
 
+    def replay_checked(self, graph: torch.cuda.CUDAGraph) -> None:
+        """The graph that is timed, overlaps and all, going on from where the tables are; its last step compared."""
+        with torch.cuda.stream(self.main):
+            graph.replay()
+            for layer in range(self.setup.layers):
+                self._check(self.setup.trace.steps - 1, layer)
+        torch.cuda.synchronize()
+
     def advance(self, steps: int) -> None:
         """The first counted steps, one by one, and then a fresh order in every layer."""
         with torch.cuda.stream(self.main):

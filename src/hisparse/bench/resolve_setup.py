@@ -41,6 +41,8 @@ class Setup:
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         last = self.trace.steps - MIN_COUNTED_STEPS
+        if last < 0:
+            raise ValueError(f"a trace must have at least {MIN_COUNTED_STEPS} steps to count, got {self.trace.steps}")
         if not 0 <= self.warm_steps <= last:
             raise ValueError(
                 f"warm_steps must be from 0 to {last}, so that of {self.trace.steps} steps {MIN_COUNTED_STEPS} count, "

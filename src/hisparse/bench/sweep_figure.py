@@ -1,5 +1,6 @@
 """Draw what resolve_sweep.py measured: stacked bars over B / k (left) and over the batch (right)."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,9 @@ def check_figure(path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"the figure must be a {' or '.join(SUFFIXES)} file, got {str(path)!r}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"the figure's folder {str(path.parent)!r} does not exist: make it first")
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"the figure's folder {str(path.parent)!r} does not exist or cannot be written: make it first")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

@@ -30,6 +30,8 @@ class Setting(NamedTuple):
                 raise ValueError(f"{name} of a generated trace must be at least 1, got {size}")
         if self.context < self.k:
             raise ValueError(f"context must be at least k = {self.k}, for distinct positions, got {self.context}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be a whole number from 0 on, got {self.seed}")
         if not 0 <= self.churn <= 1:
             raise ValueError(f"churn must be a share from 0 to 1, got {self.churn}")
 

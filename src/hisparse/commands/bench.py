@@ -68,9 +68,7 @@ SweepOption = Annotated[
     bool,
     typer.Option("--sweep", help="IO, probe and the rest, over B / k and over the batch; one JSON line a point."),
 ]
-FigureOption = Annotated[
-    Path | None, typer.Option("--figure", help="With --sweep: a .png or .svg to draw.", dir_okay=False)
-]
+FigureOption = Annotated[Path | None, typer.Option("--figure", help="With --sweep: a .png or .svg to draw.")]
 CommitOption = Annotated[
     str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
 ]

@@ -16,6 +16,7 @@ from hisparse.doctor.finding import Finding, Status, first_line
 
 INSTALL_TORCH = "pip install torch (which build: https://pytorch.org/get-started/locally/)"
 INSTALL_NVRTC = "pip install cuda-bindings nvidia-cuda-nvrtc"
+NEW_DRIVER = "install a driver at least as new as NVRTC's CUDA, or an older cuda-bindings and nvidia-cuda-nvrtc"
 RECORD_BYTES = 1152  # of the kernel that is compiled for a try; a DeepSeek record
 WITHOUT_GPU = (9, 0)  # the compute capability compiled for where there is no GPU
 
@@ -78,8 +79,27 @@ def kernel() -> Iterator[Finding]:
         fix = INSTALL_NVRTC if "pip install" in str(error) else None
         yield Finding("kernel", Status.MISSING, f"resolve does not compile ({first_line(error)})", fix)
         return
-    says = f"resolve compiles for {architecture} in {seconds:.2f} s"
+    try:
+        loads = _load_kernel()
+    except BuildError as error:
+        yield Finding("kernel", Status.MISSING, f"resolve compiles but does not load ({first_line(error)})", NEW_DRIVER)
+        return
+    says = f"resolve compiles for {architecture} in {seconds:.2f} s" + (" and loads" if loads else "")
     yield Finding("kernel", Status.OK, says, values={"architecture": architecture, "seconds": seconds})
+
+
+def _load_kernel() -> bool:
+    """Whether there is a GPU to load resolve on. Raises `BuildError` if it does not load, as with an old driver."""
+    from hisparse.doctor.machine import look_for_cuda
+
+    if not look_for_cuda().available:
+        return False
+    import torch as module
+
+    from hisparse.kernels.resolve import load_resolve
+
+    load_resolve(RECORD_BYTES, module.device("cuda", 0))
+    return True
 
 
 def _capability() -> tuple[int, int]:
@@ -129,7 +149,7 @@ def kernel_cache() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=_nearest(folder)):  # permissions alone would say too little
             pass
     except OSError as error:
-        says = f"{folder} cannot be used, so kernels do not load ({first_line(error)})"
+        says = f"{folder} cannot be used, so every process compiles the kernels anew ({first_line(error)})"
         fix = "export HISPARSE_CACHE=<a folder that you can write to>"
         yield Finding("kernel cache", Status.MISSING, says, fix, {"folder": str(folder), "writable": False})
         return

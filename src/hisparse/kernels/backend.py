@@ -47,6 +47,7 @@ class KernelBackend:
         self._resolved: set[int] = set()  # index groups whose orders were not made since
         size = layout.max_requests * layout.top_k
         self._plans = {anchor: new_miss_plan(size, device) for anchor in layout.groups if layout.shared_layers(anchor)}
+        torch.cuda.synchronize(device)  # the reader's stream has never waited for the zeros
         self._waiting: set[int] = set()  # shared layers that have not got their anchor's misses yet
 
     @property
@@ -59,16 +60,22 @@ class KernelBackend:
         self._step_number = step
         self._state.step.fill_(step)
 
-    def begin_step(self) -> None:
-        """See `Backend`. On the device the step begins with `insert`."""
+    def make_room_for_step(self) -> None:
+        """See `Backend`."""
         if self._step_number >= STEP_LIMIT:
             self.step_number = self.device_pool.rebase_stamps()
-        self._step_number += 1
+
+    def note_step(self, number: int) -> None:
+        """See `Backend`."""
+        self._step_number = number
 
     def insert(self, rows: Tensor) -> Tensor:
         """See `Backend`."""
         tables, counters = self.device_pool.tables, self.device_pool.counters
-        return ops.insert(tables, counters, self._state, rows, by_recency=self.policy.by_recency)
+        slots = ops.insert(tables, counters, self._state, rows, by_recency=self.policy.by_recency)
+        if not torch.cuda.is_current_stream_capturing():
+            self._step_number += 1
+        return slots
 
     def write_through(self, layer: int, records: Tensor, slots: Tensor, rows: Tensor) -> None:
         """See `Backend`."""
@@ -119,11 +126,18 @@ class KernelBackend:
         for side in (self._writer, self._fetcher, self._orderer):
             side.join_all()
 
+    def forget_step(self) -> None:
+        """See `Backend`."""
+        for side in (self._writer, self._fetcher, self._orderer):
+            side.forget()
+        self._waiting.clear()
+        self._resolved.clear()
+
     def outcome(self) -> Outcome:
         """See `Backend`: one small download."""
-        words = torch.cat((self._state.step[:1].long(), self.device_pool.counters.failed))
-        step_number, *failed = words.tolist()
-        return Outcome(step_number, sum(failed))
+        words = torch.cat((self._state.step[:1], self._state.inserted[:1])).long()
+        step_number, inserted, *failed = torch.cat((words, self.device_pool.counters.failed)).tolist()
+        return Outcome(step_number, inserted % 2**32, sum(failed))
 
     def read_counters(self) -> Counters:
         """See `Backend`: on a stream of its own, so a graph that runs goes on, and the last counts may be missing."""
@@ -138,8 +152,10 @@ class KernelBackend:
             ops.write_through(records, self.device_pool.groups[group].slot_of_row[rows], rows, pool, host)
             return
         if group == 0:
-            self.begin_step()
+            self.make_room_for_step()
         ops.stage(self.device_pool.tables, self._state, group, records, rows, pool, host)
+        if group == 0:
+            self._step_number += 1
 
     def fetch(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """See `Backend`. A miss plan whose slots are the lines of `out`."""

@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -86,9 +87,16 @@ def build(source: str, defines: Defines, architecture: str) -> Build:
     if path.is_file() and log.is_file():
         return Build(path.read_bytes(), log.read_text())
     built = _compile(source, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(log, built.log.encode())  # first: a cubin is complete once it has its name
-    _write(path, built.cubin)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(log, built.log.encode())  # first: a cubin is complete once it has its name
+        _write(path, built.cubin)
+    except OSError as error:  # what is compiled works all the same
+        warnings.warn(
+            f"compiled kernels cannot be kept in {path.parent} ({error.strerror or error}), so every process compiles "
+            f"them anew: set HISPARSE_CACHE to a folder that can be written",
+            stacklevel=2,
+        )
     return built
 
 

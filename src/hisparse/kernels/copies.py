@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from hisparse.device_pool import SlotTables
+from hisparse.kernels.checks import check_memory
 from hisparse.kernels.launch import Kernel, launch, load
 from hisparse.kernels.params import CopyParams, tables_struct
 
@@ -27,7 +28,7 @@ def launch_write_through(records: Tensor, slots: Tensor, rows: Tensor, pool: Ten
         pool=pool.data_ptr(),
         num_records=rows.numel(),
     )
-    _launch("write_through", params, pool, _blocks(records))
+    _launch("write_through", params, pool, _blocks(records), records, pool, host)
 
 
 def launch_stage(
@@ -43,20 +44,21 @@ def launch_stage(
         num_records=rows.numel(),
         layer=layer,
     )
-    _launch("stage", params, pool, min(_blocks(records), STAGE_BLOCKS))
+    _launch("stage", params, pool, min(_blocks(records), STAGE_BLOCKS), records, pool, host)
 
 
 def launch_replay(plan: list[Tensor], host: Tensor, pool: Tensor) -> None:
     """`ops.replay`, checked and flattened."""
     rows, slots, count = (tensor.data_ptr() for tensor in plan)
     params = CopyParams(plan_rows=rows, plan_slots=slots, plan_count=count, host=host.data_ptr(), pool=pool.data_ptr())
-    _launch("replay", params, pool, REPLAY_BLOCKS)
+    _launch("replay", params, pool, REPLAY_BLOCKS, pool, host)
 
 
 def _blocks(records: Tensor) -> int:
     return -(-records.shape[0] * records.shape[1] // (16 * THREADS))
 
 
-def _launch(name: str, params: CopyParams, pool: Tensor, blocks: int) -> None:
+def _launch(name: str, params: CopyParams, pool: Tensor, blocks: int, *memory: Tensor) -> None:
     if blocks:
+        check_memory(*memory)
         launch(load_copy(name, pool.shape[-1], pool.device), params, (blocks, 1), THREADS)

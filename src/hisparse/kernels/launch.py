@@ -1,6 +1,6 @@
 """Load compiled kernels and launch them on torch's current stream, also while a CUDA graph is captured.
 
-Fed by build.py; used by ops.py alone. A kernel is loaded once a device and kept.
+Fed by build.py; used by the launchers (resolve.py, copies.py, tables.py). A kernel is loaded once a device and kept.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch
 
 from hisparse.kernels.build import BuildError, architecture_name, build
 
-SHARED_BYTES_LIMIT = 48 * 1024  # a block may have this much without asking
+SHARED_BYTES_UNASKED = 48 * 1024  # a block may have this much
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +24,7 @@ class Kernel:
     function: Any  # CUfunction
     device: int
     multiprocessors: int
+    shared_limit: int  # bytes of dynamic shared memory that a block may have
     can_overlap: bool  # with the launch before it: from sm_90 on
 
 
@@ -47,7 +48,8 @@ def _load(source: str, name: str, device: int, defines: tuple[tuple[str, int], .
         library = _library(built.cubin)
         kernel = _result(driver.cuLibraryGetKernel(library, name.encode()), f"load {name}")
         function = _result(driver.cuKernelGetFunction(kernel), f"load {name}")
-    return Kernel(function, device, properties.multi_processor_count, can_overlap=properties.major >= 9)
+        shared_limit = _shared_limit(function, device)
+    return Kernel(function, device, properties.multi_processor_count, shared_limit, can_overlap=properties.major >= 9)
 
 
 @cache
@@ -55,22 +57,29 @@ def _library(cubin: bytes) -> Any:
     return _result(_driver().cuLibraryLoadData(cubin, [], [], 0, [], [], 0), "load a cubin")
 
 
+def _shared_limit(function: Any, device: int) -> int:
+    driver = _driver()
+    most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    own = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    whole = _result(driver.cuDeviceGetAttribute(most, device), "ask for the shared memory")
+    return int(whole) - int(_result(driver.cuFuncGetAttribute(own, function), "ask for a kernel's shared memory"))
+
+
 @cache
 def max_resident_blocks(kernel: Kernel, threads: int, shared_bytes: int) -> int:
-    """Blocks of a kernel that the whole GPU can hold at once."""
-    driver = _driver()
-    allow_shared_bytes(kernel, shared_bytes)
-    count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, threads, shared_bytes)
+    """Blocks of a kernel, each with at most `kernel.shared_limit` bytes, that the whole GPU can hold at once."""
+    if shared_bytes > SHARED_BYTES_UNASKED:
+        _allow_all_shared_bytes(kernel)
+    count = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, threads, shared_bytes)
     return int(_result(count, "ask for the occupancy")) * kernel.multiprocessors
 
 
 @cache
-def allow_shared_bytes(kernel: Kernel, shared_bytes: int) -> None:
-    """Let blocks of a kernel have more than 48 KiB of shared memory."""
-    if shared_bytes > SHARED_BYTES_LIMIT:
-        driver = _driver()
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _result(driver.cuFuncSetAttribute(kernel.function, attribute, shared_bytes), "enlarge shared memory")
+def _allow_all_shared_bytes(kernel: Kernel) -> None:
+    """Once and to the limit: the driver keeps the last value, not the largest."""
+    driver = _driver()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _result(driver.cuFuncSetAttribute(kernel.function, attribute, kernel.shared_limit), "enlarge shared memory")
 
 
 def launch(

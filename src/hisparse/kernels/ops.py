@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from hisparse.device_pool import Counters, SlotTables
+from hisparse.kernels.checks import (
+    check_length,
+    check_plan,
+    check_pools,
+    check_records,
+    check_shape,
+    check_tensor,
+)
 from hisparse.kernels.copies import launch_replay, launch_stage, launch_write_through
 from hisparse.kernels.resolve import check_size, empty_slots, launch_resolve
 from hisparse.kernels.state import LaunchState, MissPlan
-from hisparse.kernels.tables import POLICY_NUMBERS, launch_insert, launch_rebuild_order, launch_release
-from hisparse.layout import RECORD_ALIGNMENT
+from hisparse.kernels.tables import MOST_ROWS, POLICY_NUMBERS, launch_insert, launch_rebuild_order, launch_release
 
 _LIBRARY = torch.library.Library("hisparse", "FRAGMENT")
 
@@ -67,20 +74,25 @@ def resolve(
         ValueError: an argument of another dtype, shape, stride or device.
         BuildError: the kernel cannot be compiled or launched here.
     """
-    _check(selection, "selection", torch.int32, pool, 2, last_stride_only=True)
-    _check(request_index, "request_index", torch.int64, pool, 1)
-    _check(page_table, "page_table", torch.int32, pool, 2)
+    check_tensor(selection, "selection", torch.int32, pool, 2, last_stride_only=True)
+    check_tensor(request_index, "request_index", torch.int64, pool, 1)
+    check_tensor(page_table, "page_table", torch.int32, pool, 2)
     if lengths is not None:
-        _check(lengths, "lengths", torch.int64, pool, 1)
-    _check_records(host, pool)
+        check_tensor(lengths, "lengths", torch.int64, pool, 1)
+    check_records(host, pool)
+    check_pools(tables, layer, host, pool)
     check_size(selection.numel())
+    if plan is not None:
+        check_plan(plan, pool, selection.numel())
+    if shape is not None:
+        check_shape(shape)
     for name, tensor in (("request_index", request_index), ("lengths", lengths)):
         if tensor is not None and tensor.shape[0] != selection.shape[0]:
             raise ValueError(
                 f"{name} must have one entry a line of the selection, {selection.shape[0]}, got {tensor.shape[0]}"
             )
     out = empty_slots(selection) if slots is None else slots
-    _check(out, "slots", torch.int32, pool, 2)
+    check_tensor(out, "slots", torch.int32, pool, 2)
     if out.shape != selection.shape:
         raise ValueError(f"slots must have the selection's shape {list(selection.shape)}, got {list(out.shape)}")
     torch.ops.hisparse.resolve(
@@ -99,7 +111,8 @@ def replay(plan: MissPlan, host: Tensor, pool: Tensor) -> None:
         host: uint8 [rows, record_bytes], the shared layer's part of the host pool, pinned.
         pool: uint8 [N, record_bytes], the shared layer's slots; the anchor's tables are its tables.
     """
-    _check_records(host, pool)
+    check_records(host, pool)
+    check_plan(plan, pool, 0)
     torch.ops.hisparse.replay(list(plan), host, pool)
 
 
@@ -125,10 +138,14 @@ def insert(
     Returns:
         int32 [layers, b] slots; -1 for a padded request and a record that found no slot.
     """
-    _check(rows, "rows", torch.int64, tables.stamp, 1)
+    check_tensor(rows, "rows", torch.int64, tables.stamp, 1)
     shape = (tables.stamp.shape[0], rows.shape[0])
     out = torch.empty(shape, dtype=torch.int32, device=rows.device) if slots is None else slots
-    _check(out, "slots", torch.int32, rows, 2)
+    check_tensor(out, "slots", torch.int32, rows, 2)
+    if out.shape != shape:
+        raise ValueError(f"slots must be {list(shape)}, one for each layer and row, got {list(out.shape)}")
+    if rows.shape[0] > MOST_ROWS:
+        raise ValueError(f"insert takes at most {MOST_ROWS} rows, got {rows.shape[0]}")
     torch.ops.hisparse.insert(list(tables), list(counters), state.control, rows, out, by_recency)
     return out
 
@@ -143,10 +160,12 @@ def write_through(records: Tensor, slots: Tensor, rows: Tensor, pool: Tensor, ho
         pool: uint8 [N, record_bytes], one layer's slots.
         host: uint8 [rows, record_bytes], that layer's part of the host pool, pinned.
     """
-    _check(records, "records", torch.uint8, pool, 2)
-    _check(slots, "slots", torch.int32, pool, 1)
-    _check(rows, "rows", torch.int64, pool, 1)
-    _check_records(host, pool, records)
+    check_tensor(records, "records", torch.uint8, pool, 2)
+    check_tensor(slots, "slots", torch.int32, pool, 1)
+    check_tensor(rows, "rows", torch.int64, pool, 1)
+    check_records(host, pool, records)
+    check_length(slots, "slots", records.shape[0])
+    check_length(rows, "rows", records.shape[0])
     torch.ops.hisparse.write_through(records, slots, rows, pool, host)
 
 
@@ -166,15 +185,17 @@ def stage(
         pool: uint8 [N, record_bytes], the layer's slots.
         host: uint8 [rows, record_bytes], the layer's part of the host pool, pinned.
     """
-    _check(records, "records", torch.uint8, pool, 2)
-    _check(rows, "rows", torch.int64, pool, 1)
-    _check_records(host, pool, records)
+    check_tensor(records, "records", torch.uint8, pool, 2)
+    check_tensor(rows, "rows", torch.int64, pool, 1)
+    check_records(host, pool, records)
+    check_pools(tables, layer, host, pool)
+    check_length(rows, "rows", records.shape[0])
     torch.ops.hisparse.stage(list(tables), state.control, records, rows, pool, host, layer)
 
 
 def release(tables: SlotTables, state: LaunchState, rows: Tensor) -> None:
     """Free the slots of `rows` (int64 [n], distinct, -1: none) in every layer."""
-    _check(rows, "rows", torch.int64, tables.stamp, 1)
+    check_tensor(rows, "rows", torch.int64, tables.stamp, 1)
     torch.ops.hisparse.release(list(tables), state.control, rows)
 
 
@@ -201,40 +222,13 @@ def rebuild_order(
     """
     if policy not in POLICY_NUMBERS:
         raise ValueError(f"policy must be one of {', '.join(POLICY_NUMBERS)}, got {policy!r}")
-    count = tables.stamp.shape[0] - first_layer if num_layers is None else num_layers
+    most = tables.stamp.shape[0] - first_layer
+    count = most if num_layers is None else num_layers
+    if first_layer < 0 or not 0 < count <= most:
+        raise ValueError(f"there are layers 0 to {tables.stamp.shape[0] - 1}, got {count} from {first_layer} on")
     torch.ops.hisparse.rebuild_order(
         list(tables), list(counters), state.control, state.bins, first_layer, count, policy
     )
-
-
-def _check(
-    tensor: Tensor, name: str, dtype: torch.dtype, beside: Tensor, dimensions: int, *, last_stride_only: bool = False
-) -> None:
-    if tensor.dtype != dtype or tensor.dim() != dimensions:
-        raise ValueError(
-            f"{name} must be {dtype} with {dimensions} dimensions, got {tensor.dtype} {list(tensor.shape)}"
-        )
-    if tensor.device != beside.device:
-        raise ValueError(f"{name} must be on {beside.device}, where the slots are, got {tensor.device}")
-    dense = tensor.shape[-1] < 2 or tensor.stride(-1) == 1 if last_stride_only else tensor.is_contiguous()
-    if not dense:
-        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}: call .contiguous()")
-
-
-def _check_records(host: Tensor, pool: Tensor, records: Tensor | None = None) -> None:
-    _check(pool, "pool", torch.uint8, pool, 2)
-    record_bytes = pool.shape[1]
-    if record_bytes % RECORD_ALIGNMENT:
-        raise ValueError(f"record_bytes must be a multiple of {RECORD_ALIGNMENT}, got {record_bytes}")
-    for name, tensor in (("host", host), ("records", pool if records is None else records)):
-        if tensor.dtype != torch.uint8 or tensor.dim() != 2 or tensor.shape[1] != record_bytes:
-            raise ValueError(
-                f"{name} must be uint8 [n, {record_bytes}] like the slots, got {tensor.dtype} {list(tensor.shape)}"
-            )
-        if not tensor.is_contiguous() or tensor.data_ptr() % RECORD_ALIGNMENT:
-            raise ValueError(f"{name} must be contiguous and begin at a multiple of {RECORD_ALIGNMENT} bytes")
-    if host.device.type == "cpu" and not host.is_pinned():
-        raise ValueError("host must be pinned memory: the GPU reads it")
 
 
 def _register(schema: str, implementation: Callable[..., None]) -> None:

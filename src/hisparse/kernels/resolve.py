@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hisparse.device_pool import Counters, SlotTables
-from hisparse.kernels.launch import Kernel, LaunchError, allow_shared_bytes, launch, load, max_resident_blocks
+from hisparse.kernels.checks import check_memory
+from hisparse.kernels.launch import Kernel, LaunchError, launch, load, max_resident_blocks
 from hisparse.kernels.params import ResolveParams, counters_struct, tables_struct
 
 WARP = 32
@@ -35,17 +36,28 @@ def choose_shape(size: int, multiprocessors: int) -> Shape:
 
 
 def fit_shape(kernel: Kernel, shape: Shape, size: int) -> tuple[Shape, int]:
-    """The shape with no more blocks than can be resident at once, and the selections that a block may look at."""
+    """The shape with no more blocks than can be resident at once, and the selections that a block may look at.
+
+    Raises:
+        LaunchError: the GPU cannot hold the lists of so many selections at once.
+    """
     runs = -(-size // WARP)
-    blocks = max(1, min(shape.blocks, runs))
-    while True:
-        capacity = -(-runs // blocks) * WARP
-        resident = max_resident_blocks(kernel, shape.threads, capacity * SHARED_BYTES_PER_SELECTION)
-        if blocks <= resident:
-            return shape._replace(blocks=blocks), max(capacity, WARP)
-        if not resident:
-            raise LaunchError(f"{size} selected positions are too many for this GPU: lower top_k or the batch size")
-        blocks = resident
+    for wanted in (shape.blocks, kernel.multiprocessors):  # more blocks, each with shorter lists, if it must be
+        blocks = max(1, min(wanted, runs))
+        while blocks and _list_bytes(runs, blocks) <= kernel.shared_limit:
+            resident = max_resident_blocks(kernel, shape.threads, _list_bytes(runs, blocks))
+            if blocks <= resident:
+                return shape._replace(blocks=blocks), _capacity(runs, blocks)
+            blocks = resident
+    raise LaunchError(f"{size} selected positions are too many for this GPU: lower top_k or the batch size")
+
+
+def _capacity(runs: int, blocks: int) -> int:
+    return max(-(-runs // blocks), 1) * WARP
+
+
+def _list_bytes(runs: int, blocks: int) -> int:
+    return _capacity(runs, blocks) * SHARED_BYTES_PER_SELECTION
 
 
 def load_resolve(record_bytes: int, device: torch.device, *, io: bool = True) -> Kernel:
@@ -74,8 +86,9 @@ def launch_resolve(
 ) -> None:
     """`ops.resolve`, checked and flattened."""
     batch, k = selection.shape
-    if not batch * k:
+    if not batch * k and not plan and not begins_step:
         return
+    check_memory(host, pool)
     kernel = load_resolve(pool.shape[-1], selection.device, io=io)
     chosen = Shape(*shape) if shape else choose_shape(batch * k, kernel.multiprocessors)
     chosen, capacity = fit_shape(kernel, chosen, batch * k)
@@ -102,11 +115,9 @@ def launch_resolve(
     )
     if plan:
         params.plan_rows, params.plan_slots, params.plan_count = (tensor.data_ptr() for tensor in plan)
-    shared_bytes = capacity * SHARED_BYTES_PER_SELECTION
-    allow_shared_bytes(kernel, shared_bytes)
     launch(
         kernel, params, (chosen.blocks, 1), chosen.threads,
-        shared_bytes=shared_bytes, cooperative=True, overlaps=True,
+        shared_bytes=capacity * SHARED_BYTES_PER_SELECTION, cooperative=True, overlaps=True,
     )  # fmt: skip
 
 

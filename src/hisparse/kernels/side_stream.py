@@ -36,6 +36,10 @@ class SideStream:
             event, _ = self._running.pop(name)
             torch.cuda.current_stream(self._stream.device).wait_event(event)
 
+    def forget(self) -> None:
+        """Nobody will join what was forked: its capture failed."""
+        self._running.clear()
+
     def join_all(self) -> None:
         """Join everything."""
         for name in list(self._running):

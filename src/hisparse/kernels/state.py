@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 CONTROL_WORDS = 32  # int32 a layer: `Control` of common.cuh, 128 bytes
-STEP_WORD = 4  # of them: the current step
+STEP_WORD, INSERTED_WORD = 4, 10  # of them: the current step, and the records that `insert` was given
 NUM_BINS = 12 * 1024  # of rebuild_order.cu
 
 
@@ -20,6 +20,11 @@ class LaunchState(NamedTuple):
     def step(self) -> Tensor:
         """int32 [layers], a view: the step that each layer is in. `insert` moves it on."""
         return self.control[:, STEP_WORD]
+
+    @property
+    def inserted(self) -> Tensor:
+        """int32 [layers], a view: new records since the start; wraps."""
+        return self.control[:, INSERTED_WORD]
 
 
 def new_launch_state(num_layers: int, device: torch.device) -> LaunchState:

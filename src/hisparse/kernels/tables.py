@@ -16,8 +16,9 @@ from hisparse.kernels.state import NUM_BINS
 
 POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2}  # `Policy` of rebuild_order.cu
 SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
-MAX_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
+MOST_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
 WARP = 32
+MOST_ROWS = 8192  # of an insert: its numbers stand in shared memory
 REBUILD = ("count_keys", "place_slots")  # its two launches
 
 
@@ -77,6 +78,6 @@ def launch_rebuild_order(
         first_layer=first_layer,
         policy=POLICY_NUMBERS[policy],
     )
-    blocks = min(-(-views.stamp.shape[-1] // SLOTS_PER_BLOCK), MAX_REBUILD_BLOCKS)
+    blocks = min(-(-views.stamp.shape[-1] // SLOTS_PER_BLOCK), MOST_REBUILD_BLOCKS)
     for name in REBUILD:
         launch(load_tables(control.device)[name], params, (blocks, num_layers), 1024)

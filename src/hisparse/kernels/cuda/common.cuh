@@ -1,6 +1,6 @@
 // The words that every kernel shares: tables, stamps, rows, and the few memory operations that C++ cannot spell.
 //
-// Fed by launch.py, which mirrors the structs here in ctypes. Compiled by NVRTC, so there are no standard headers.
+// Fed by params.py, which mirrors the structs here in ctypes. Compiled by NVRTC, so there are no standard headers.
 // A plain member is ordered by kernel boundaries alone; what blocks of one launch exchange goes through the
 // functions at the end of this file.
 #pragma once
@@ -17,7 +17,7 @@ constexpr int32 kFree = -1;         // stamp of a free slot
 constexpr int32 kPageRecords = 64;  // as in layout.py
 constexpr int32 kWarp = 32;
 
-// What launches of one layer leave for the next. Nothing here is ever reset: a launch counts from where it started.
+// What launches of one layer leave for the next. Counts are never reset: a launch counts from where it started.
 struct Control {
   uint64 arrived;  // resolve: low 40 bits count blocks past their lookups, high 24 the misses that they found
   uint64 done;     // the same, counted past their claims from the order: equal to `arrived` between launches
@@ -27,9 +27,10 @@ struct Control {
   uint32 ticket;   // blocks that are through; wraps to 0
   int32 due;       // rebuild_order: the list is being made again
   uint32 passed_when_listed;  // `passed` when the list was made
-  int32 unused[22];
+  uint32 inserted;  // rows that insert was given
+  int32 unused[21];
 };
-static_assert(sizeof(Control) == 128, "launch.py allocates 128 bytes a layer");
+static_assert(sizeof(Control) == 128, "state.py allocates 128 bytes a layer");
 
 struct Counters {
   int64* hits;       // [layers]

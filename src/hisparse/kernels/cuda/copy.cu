@@ -20,7 +20,7 @@ struct Params {
   int32 layer;
   int32 unused;
 };
-static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "copy.py mirrors this struct");
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
 
 __device__ int64 first_chunk() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ int64 stride() { return static_cast<int64>(gridDim.x) * blockDim.x; }

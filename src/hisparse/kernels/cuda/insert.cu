@@ -11,7 +11,7 @@ struct Params {
   int32 batch;        // b
   int32 by_recency;
 };
-static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "insert.py mirrors this struct");
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
 
 // A row that already has a slot (somebody selected it too early) keeps it; the others are numbered.
 __device__ int32 keep_or_number(const Params& p, const Layer& layer, int32 now, int32 at, int32* wanted) {
@@ -26,16 +26,19 @@ __device__ int32 keep_or_number(const Params& p, const Layer& layer, int32 now, 
 
 extern "C" __global__ void __launch_bounds__(1024) insert(const __grid_constant__ Params p) {
   extern __shared__ int32 number[];  // [b]: a record's number among those that want a slot
-  __shared__ int32 wanted;
+  __shared__ int32 wanted, given;
   const Layer layer = p.tables.layer(blockIdx.x);
   int32* slots = p.slots + static_cast<int64>(blockIdx.x) * p.batch;
   const int32 step = layer.control->step + 1;
   const ClaimStart start = begin(read_claim_start(layer), step, p.by_recency);
-  if (threadIdx.x == 0) wanted = 0;
+  if (threadIdx.x == 0) wanted = given = 0;
   __syncthreads();
   for (int32 at = threadIdx.x; at < p.batch; at += blockDim.x) {
     number[at] = keep_or_number(p, layer, start.now, at, &wanted);
-    if (number[at] == kNowhere) slots[at] = kNowhere;
+    if (number[at] == kNowhere)
+      slots[at] = kNowhere;
+    else
+      atomicAdd(&given, 1);
   }
   __syncthreads();
 
@@ -54,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(1024) insert(const __grid_constant_
   if (threadIdx.x == 0) {
     advance(layer, start, wanted);
     layer.control->step = step;
+    layer.control->inserted += given;
   }
   for (int32 at = threadIdx.x; at < p.batch; at += blockDim.x) {
     if (number[at] < 0) continue;

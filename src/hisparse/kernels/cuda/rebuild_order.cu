@@ -16,7 +16,7 @@ static_assert(kBins >= (32 - kMantissa) << kMantissa);
 
 constexpr int32 kPassesAllowed = 512;  // one in so many slots
 
-enum Policy { kLru, kFifo, kRandom };  // rebuild_order.py has the same
+enum Policy { kLru, kFifo, kRandom };  // tables.py has the same
 
 struct Params {
   Tables tables;
@@ -25,8 +25,8 @@ struct Params {
   int32 first_layer;  // the grid's first
   int32 policy;
 };
-static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "rebuild_order.py mirrors this struct");
-static_assert(kBins == HISPARSE_BINS, "launch.py allocates the bins");
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
+static_assert(kBins == HISPARSE_BINS, "state.py allocates the bins");
 
 // As reference/rebuild_order.order_is_due; and also once claims have passed over entries that were used since. A pass
 // costs a miss 2 us, one after the other: lists half used up doubled the time of a resolve (bench/results).

@@ -8,7 +8,7 @@ struct Params {
   const int64* rows;  // [n], distinct, -1: none
   int64 num_rows;     // n
 };
-static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "release.py mirrors this struct");
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
 
 extern "C" __global__ void release(const __grid_constant__ Params p) {
   const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -8,7 +8,7 @@
 //   copy          the loads land in their slots; the rest of the records follows.
 //   serve waiters last: by then their slots are published.
 //
-// All blocks must be resident at once (they wait for each other); launch.py sees to it. One resolve of a layer at a time.
+// All blocks must be resident at once (they wait for each other); kernels/resolve.py sees to it. One resolve of a layer at a time.
 #include "claim.cuh"
 
 constexpr int32 kRecordBytes = HISPARSE_RECORD_BYTES;
@@ -48,7 +48,7 @@ struct Params {
   int32 copiers;      // threads of a block that copy
   int32 unused;
 };
-static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "resolve.py mirrors this struct");
+static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
 
 // What a block found: misses from the front, waiters from the back of the same lists.
 struct Found {
