@@ -198,7 +198,7 @@ def test_device_named_with_its_index_serves_selections() -> None:
     request = cache.admit(64)
     with cache.step([request]):
         for layer in range(2):
-            cache.append(layer, make_records(1, layer, 0, 1))
+            cache.append(layer, make_records(1, layer, 0, 1).cpu())
             cache.resolve(layer, pad([[0]]).to("cpu:0"))
     cache.check_integrity()
 

@@ -1,0 +1,272 @@
+"""DSA: a learned indexer scores every position of the history, and the best-scored are read.
+
+The lightning indexer has a few small heads and one key a position. Its score is
+    sum over heads of weight * relu(query . key),
+in float32. The model makes queries and keys (after norm and rope) and weights (all constants folded in); this
+selector keeps the keys and ranks the positions. It is the torch reference of the GPU kernels.
+Source: DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
+
+Keys are gathered into blocks of one shape before they are multiplied. So neither the pages that they lie in, nor the
+length of the history, nor the other requests of a batch can change how a score is rounded.
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hisparse.attention.latent_records import FP8_GROUP, SCALE_BYTES, from_fp8, to_fp8
+from hisparse.layout import PAGE_RECORDS, num_pages_for
+
+BLOCK = 1024  # positions whose scores are computed at a time
+QUERIES = 64  # queries of a chunk that are scored at a time: memory stays bounded for any chunk and history
+
+
+class Selected(NamedTuple):
+    """A decode step's selection and the score that it took to get in."""
+
+    positions: Tensor  # int32 [b, top_k], ascending, then -1 pads
+    kth_score: Tensor  # float32 [b], the lowest selected score; -inf where the whole history is selected
+
+
+class KeyFormat(Protocol):
+    """How index keys stand in a page of state."""
+
+    page_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
+        """Keys [n, head_dim] to their places in pages [n]."""
+
+    def read(self, state: Tensor, pages: Tensor) -> Tensor:
+        """The keys of whole pages [p], float32 [p * 64, head_dim]."""
+
+
+class PlainKeys:
+    """Keys as the model makes them: pages of [64, head_dim]."""
+
+    def __init__(self, head_dim: int, dtype: torch.dtype) -> None:
+        self.page_shape: tuple[int, ...] = (PAGE_RECORDS, head_dim)
+        self.dtype = dtype
+
+    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
+        """See `KeyFormat`."""
+        state[pages, offsets] = keys.to(self.dtype)
+
+    def read(self, state: Tensor, pages: Tensor) -> Tensor:
+        """See `KeyFormat`."""
+        return state.index_select(0, pages).float().flatten(0, 1)
+
+
+class Fp8Keys:
+    """A page's 64 keys in float8 e4m3, then their 64 float32 scales, as bytes: DeepGEMM's paged layout.
+
+    The scales stand apart so that keys can be loaded 16 bytes at a time.
+    """
+
+    dtype = torch.uint8
+
+    def __init__(self, head_dim: int) -> None:
+        if head_dim > FP8_GROUP:
+            raise ValueError(f"FP8 index keys have one scale for at most {FP8_GROUP} elements, got head_dim {head_dim}")
+        self._head_dim = head_dim
+        self._key_bytes = PAGE_RECORDS * head_dim
+        self.page_shape: tuple[int, ...] = (self._key_bytes + PAGE_RECORDS * SCALE_BYTES,)
+
+    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
+        """See `KeyFormat`."""
+        values, scales = to_fp8(keys)
+        key_view, scale_view = self._views(state)
+        key_view[pages, offsets] = values.view(torch.uint8)
+        scale_view[pages, offsets] = scales[:, 0]
+
+    def read(self, state: Tensor, pages: Tensor) -> Tensor:
+        """See `KeyFormat`."""
+        values, scales = self._views(state.index_select(0, pages))
+        return from_fp8(values.view(torch.float8_e4m3fn), scales[..., None]).flatten(0, 1)
+
+    def _views(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Of pages: keys uint8 [p, 64, head_dim], scales float32 [p, 64]."""
+        keys = state[:, : self._key_bytes].unflatten(1, (PAGE_RECORDS, self._head_dim))
+        return keys, state[:, self._key_bytes :].view(torch.float32)
+
+
+class DSA:
+    """The selector of DeepSeek sparse attention.
+
+    Args:
+        top_k: positions that a selection names at most.
+        head_dim: elements of an index key.
+        dtype: of keys in the state, unless `fp8`.
+        fp8: keep keys in float8 e4m3 with one float32 scale each: 132 bytes a position for a head_dim of 128.
+
+    Raises:
+        ValueError: a size below one, or a head_dim above 128 with `fp8`.
+    """
+
+    num_groups = 1
+
+    def __init__(self, *, top_k: int, head_dim: int, dtype: torch.dtype = torch.bfloat16, fp8: bool = False) -> None:
+        for name, value in (("top_k", top_k), ("head_dim", head_dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.top_k = top_k
+        self.head_dim = head_dim
+        self._format: KeyFormat = Fp8Keys(head_dim) if fp8 else PlainKeys(head_dim, dtype)
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Shape of one page's state (64 positions) in one layer."""
+        return self._format.page_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the state."""
+        return self._format.dtype
+
+    @property
+    def state_bytes_per_token(self) -> float:
+        """Device bytes of state a position in one layer."""
+        return math.prod(self.page_shape) * self.dtype.itemsize / PAGE_RECORDS
+
+    def append(self, state: Tensor, pages: Tensor, positions: Tensor, keys: Tensor) -> None:
+        """Keep the keys of new positions.
+
+        Args:
+            state: [num_pages, *page_shape], one layer's pages.
+            pages: [n] int64, the page that each position's state is in.
+            positions: [n] int64, each once.
+            keys: [n, head_dim], after norm and rope.
+        """
+        self._format.write(state, pages, positions % PAGE_RECORDS, keys)
+
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Tensor:
+        """Positions for one query a request; int32 [b, top_k]. See `select_scored`."""
+        return self.select_scored(state, page_table, lengths, query, weights).positions
+
+    def select_scored(
+        self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor
+    ) -> Selected:
+        """The best-scored positions of each request, and the k-th score. Of equal scores the lower position wins.
+
+        Args:
+            state: [num_pages, *page_shape], one layer's pages.
+            page_table: [b, p] integer, pages of each request in order; entries past its last are not read.
+            lengths: [b] int64, positions in each history; the newest one is lengths - 1.
+            query: [b, index_heads, head_dim], after rope.
+            weights: [b, index_heads] float32, every constant folded in; may be negative.
+        """
+        self._check(query, weights)
+        positions = torch.full((len(lengths), self.top_k), -1, dtype=torch.int32, device=query.device)
+        kth_score = torch.full((len(lengths),), -torch.inf, device=query.device)
+        for i, length in enumerate(lengths.tolist()):
+            if length <= self.top_k:
+                positions[i, :length] = torch.arange(length, device=query.device)
+                continue
+            scores = score_keys(self._read(state, page_table[i], length), query[i : i + 1], weights[i : i + 1])
+            best, kth_score[i : i + 1] = best_scored(scores[:, :length], self.top_k)
+            positions[i] = best[0].nonzero()[:, 0]
+        return Selected(positions, kth_score)
+
+    def select_causal(
+        self, state: Tensor, pages: Tensor, positions: Tensor, query: Tensor, weights: Tensor
+    ) -> Tensor | None:
+        """For each query of a prefill chunk, the best-scored positions up to its own.
+
+        Args:
+            state: [num_pages, *page_shape], one layer's pages; the chunk's keys are in it already.
+            pages: [p] integer, the request's pages in order.
+            positions: [n] int64, ascending.
+            query: [n, index_heads, head_dim], after rope.
+            weights: [n, index_heads] float32.
+
+        Returns:
+            bool [n, T], T = positions[-1] + 1; or None, if each query reads all positions up to its own.
+        """
+        self._check(query, weights)
+        length = int(positions[-1]) + 1
+        if length <= self.top_k:
+            return None
+        keys = self._read(state, pages, length)
+        column = torch.arange(length, device=query.device)
+        pieces = []
+        for own, q, w in zip(*(x.split(QUERIES) for x in (positions, query, weights)), strict=True):
+            later = column > own[:, None]
+            scores = score_keys(keys, q, w)[:, :length].masked_fill_(later, -torch.inf)
+            pieces.append(best_scored(scores, self.top_k)[0] & ~later)
+        return torch.cat(pieces)
+
+    def scores_of(self, state: Tensor, page_table: Tensor, query: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
+        """The scores of chosen positions, as `select_scored` computes them, bit for bit.
+
+        Args:
+            state, page_table, query, weights: as for `select_scored`.
+            positions: [b, m] integer, -1 pads, in any order; each lies in its request's history.
+
+        Returns:
+            float32 [b, m]; -inf at pads.
+        """
+        self._check(query, weights)
+        chosen = torch.full(positions.shape, -torch.inf, device=query.device)
+        for i, length in enumerate((positions.amax(dim=-1) + 1).tolist()):
+            if length:
+                scores = score_keys(self._read(state, page_table[i], length), query[i : i + 1], weights[i : i + 1])[0]
+                used = positions[i] >= 0
+                chosen[i, used] = scores[positions[i, used].long()]
+        return chosen
+
+    def _check(self, query: Tensor, weights: Tensor) -> None:
+        if query.shape[-1] != self.head_dim or query.shape[:-1] != weights.shape:
+            raise ValueError(
+                f"expected queries [t, index_heads, {self.head_dim}] and weights [t, index_heads], "
+                f"got {list(query.shape)} and {list(weights.shape)}"
+            )
+
+    def _read(self, state: Tensor, pages: Tensor, length: int) -> Tensor:
+        """Keys of positions 0 to length - 1 and zeros up to a whole block, float32 [m * BLOCK, head_dim].
+
+        Pages past the last position are not read; a missing one before it is an `IndexError`.
+        """
+        live = pages[: num_pages_for(length)].long()
+        keys = torch.zeros(-(-length // BLOCK) * BLOCK, self.head_dim, device=state.device)
+        keys[:length] = self._format.read(state, live)[:length]
+        return keys
+
+
+def score_keys(keys: Tensor, query: Tensor, weights: Tensor) -> Tensor:
+    """Scores of queries with all keys.
+
+    Args:
+        keys: float32 [m * BLOCK, head_dim].
+        query: [n, index_heads, head_dim]; memory grows with n * index_heads * BLOCK.
+        weights: [n, index_heads] float32.
+
+    Returns:
+        float32 [n, m * BLOCK].
+    """
+    num_queries, num_heads, _ = query.shape
+    rows = query.to(torch.float32, copy=True).flatten(0, 1)  # a copy: rounding may depend on how a view is aligned
+    head_weights = weights.to(torch.float32, copy=True)[:, None]  # [n, 1, index_heads]
+    blocks = []
+    for block in keys.split(BLOCK):
+        each_head = (rows @ block.T).clamp_(min=0).view(num_queries, num_heads, BLOCK)
+        blocks.append(torch.bmm(head_weights, each_head)[:, 0])
+    return torch.cat(blocks, dim=-1)
+
+
+def best_scored(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Where the top_k best of each row are, the lower position first among equals, and the k-th score.
+
+    Args:
+        scores: float32 [n, T], T >= top_k.
+        top_k: how many.
+
+    Returns:
+        bool [n, T] with top_k entries true in each row, and float32 [n].
+    """
+    kth = scores.topk(top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    above, ties = scores > kth, scores == kth
+    room = top_k - above.sum(dim=-1, keepdim=True)
+    best = above | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= room))
+    return best, kth[:, 0]
