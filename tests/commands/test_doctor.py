@@ -188,12 +188,24 @@ def test_a_gpu_and_the_backend_that_follows(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (3 << 30, 4 << 30))
     monkeypatch.setattr(software, "compile_seconds", lambda architecture: 0.5)
+    monkeypatch.setattr(software, "_load_kernel", lambda: True)
     (gpu,), (kernel,) = machine.gpus(), software.kernel()
     assert (gpu.name, gpu.status, kernel.status) == ("cuda:0", status, status)
     assert "3.00 GiB of 4.00 GiB free" in gpu.says
     fine = [Finding(name, Status.OK, "") for name in ("torch", "NVRTC")]
     expected = "kernels" if status is Status.OK else "reference"
     assert examination.backend([*fine, gpu, kernel]).values["backend"] == expected
+
+
+def test_a_kernel_that_compiles_and_does_not_load(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise BuildError("the CUDA driver refused to load a cubin: CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+    monkeypatch.setattr(software, "compile_seconds", lambda architecture: 0.5)
+    monkeypatch.setattr(software, "_load_kernel", fail)
+    (finding,) = software.kernel()
+    assert (finding.status, finding.fix) == (Status.MISSING, software.NEW_DRIVER)
+    assert "compiles but does not load" in finding.says
 
 
 def test_a_kernel_that_does_not_compile(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
