@@ -95,7 +95,7 @@ def test_a_flag_that_is_no_flag() -> None:
 
 def test_quest_needs_a_page() -> None:
     with pytest.raises(ValueError, match=r"top_k must be at least 16 \(one Quest page\), got 15"):
-        HiSparseConfig(top_k=15)
+        HiSparseConfig(selector="quest", top_k=15)
     assert HiSparseConfig(top_k=15, selector="all").top_k == 15
 
 

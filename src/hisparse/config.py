@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SELECTORS = ("quest", "all")
+SELECTORS = ("auto", "quest", "dsa", "all")
+KV_CACHE_DTYPES = ("auto", "fp8")
 RATIO_LIMIT = 1e9  # host rows over device slots; above it a mistake
 
 
@@ -24,10 +25,12 @@ class HiSparseConfig:
         device_buffer_size: B, slots a request in each layer; above top_k. Default: 2 * top_k.
         max_running_requests: requests on the device at once.
         host_to_device_ratio: host rows over device slots. Default: enough for the prompts at hand.
-        selector: "quest", or "all" for dense attention through the sparse path.
+        selector: "quest"; "dsa", the model's own indexer; "all" for dense attention through the sparse path; or "auto",
+            what the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         policy: which record leaves the device pool first.
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
+        kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
         prefill_chunk: tokens of a prompt that one forward takes.
 
     Raises:
@@ -38,10 +41,11 @@ class HiSparseConfig:
     device_buffer_size: int = 0
     max_running_requests: int = 4
     host_to_device_ratio: float | None = None
-    selector: str = "quest"
+    selector: str = "auto"
     policy: str = "lru"
     quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
+    kv_cache_dtype: str = "auto"
     prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class HiSparseConfig:
         if ratio is not None and not _is_positive(ratio):
             raise ValueError(f"host_to_device_ratio must be a finite number above 0, got {ratio!r}")
         _check_choice("selector", self.selector, SELECTORS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
         if not isinstance(self.quest_per_kv_head, bool):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hisparse.checkpoint import load
+from hisparse.models import Llama
 from tests.models.test_llama import dense_logits
 
 TEXT = (
@@ -35,6 +36,7 @@ def test_logits_and_tokens_equal_transformers() -> None:
 
     tokens = torch.tensor(ids[:NUM_TOKENS])
     assert len(tokens) == NUM_TOKENS
+    assert isinstance(loaded.model, Llama)
     ours = dense_logits(loaded.model, tokens, [NUM_TOKENS])
     oracle = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     with torch.no_grad():

@@ -13,8 +13,9 @@ from hisparse.checkpoint.tiny import NUM_BYTES, write_tiny
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, Request, SamplingParams, build_engine
 from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
-from hisparse.engine.build import build_records, build_selector
+from hisparse.engine.build import build_family, dense_family
 from hisparse.engine.engine import Observer
+from hisparse.engine.family import state_of
 from hisparse.engine.resident_runner import ResidentRunner
 from hisparse.engine.verification import Verification
 
@@ -80,19 +81,14 @@ def garbage_engine(
     cache.host_pool.records.fill_(GARBAGE)
     cache.device_pool.records.fill_(GARBAGE)
     cache.workspace._tiles.fill_(GARBAGE)
-    engine.runner.state.data.view(torch.uint8).fill_(GARBAGE)
+    state_of(engine.runner.cache).data.view(torch.uint8).fill_(GARBAGE)
     return engine
 
 
 def verification_of(loaded: Loaded, config: HiSparseConfig, *, dense: bool = False) -> Verification:
     """A verification whose resident run has the engine's selector (and a dense one beside it)."""
-    dense_config = HiSparseConfig(top_k=loaded.model.config.max_positions, selector="all")
-    return Verification(_resident(loaded, config), _resident(loaded, dense_config) if dense else None)
-
-
-def _resident(loaded: Loaded, config: HiSparseConfig) -> ResidentRunner:
-    selector = build_selector(config, loaded.model)
-    return ResidentRunner(loaded.model, selector, build_records(loaded.model, selector.num_groups))
+    dense_run = ResidentRunner(dense_family(loaded.model, loaded.model.config.max_positions)) if dense else None
+    return Verification(ResidentRunner(build_family(config, loaded.model)), dense_run)
 
 
 class VerifiedRun:
@@ -149,7 +145,7 @@ def assert_clean(engine: Engine) -> None:
     assert engine.scheduler.is_idle
     assert not cache.requests
     assert not any(cache.host_pool.pages.references)
-    assert not any(engine.runner.state.pages.references)
+    assert not any(state_of(engine.runner.cache).pages.references)
     assert (cache.device_pool.tables.row_of_slot == -1).all()
     assert (cache.device_pool.tables.slot_of_row == -1).all()
     assert not engine._requests

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hisparse.checkpoint import load
 from hisparse.checkpoint.tiny import VOCAB_SIZE, write_tiny
 from hisparse.models import Llama
+from tests.models.loading import load_llama
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 LLAMA3 = {
@@ -87,14 +87,14 @@ def random_tokens(count: int = NUM_TOKENS) -> Tensor:
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, **CHECKPOINTS[name])
     tokens = random_tokens()
-    ours = dense_logits(load(folder).model, tokens, [len(tokens)])
+    ours = dense_logits(load_llama(folder), tokens, [len(tokens)])
     torch.testing.assert_close(ours, transformers_logits(folder, tokens), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", [LLAMA, QWEN2, QWEN3])
 @pytest.mark.parametrize("chunks", [[64, 86], [1, 149], [100, *[1] * 50]], ids=["even", "one first", "decode"])
 def test_chunks_equal_one_pass(architecture: str, chunks: list[int], tmp_path: Path) -> None:
-    model = load(write_tiny(tmp_path, architecture)).model
+    model = load_llama(write_tiny(tmp_path, architecture))
     tokens = random_tokens()
     # Not bit for bit: a row of a CPU matrix product depends on how many rows there are.
     whole = dense_logits(model, tokens, [len(tokens)])
@@ -103,7 +103,7 @@ def test_chunks_equal_one_pass(architecture: str, chunks: list[int], tmp_path: P
 
 def test_requests_of_one_batch_are_told_apart_by_positions(tmp_path: Path) -> None:
     """Two first tokens in one call, one at position 0 and one far away: rope must follow `positions`."""
-    model = load(write_tiny(tmp_path)).model
+    model = load_llama(write_tiny(tmp_path))
     rotated: list[Tensor] = []
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ def test_requests_of_one_batch_are_told_apart_by_positions(tmp_path: Path) -> No
 def test_bfloat16_logits_are_float32_and_close(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path)
     tokens = random_tokens(32)
-    model = load(folder, dtype=torch.bfloat16).model
+    model = load_llama(folder, dtype=torch.bfloat16)
     ours = dense_logits(model, tokens, [32])
-    exact = dense_logits(load(folder).model, tokens, [32])
+    exact = dense_logits(load_llama(folder), tokens, [32])
     assert model.embedding.dtype == torch.bfloat16
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, exact, atol=0.15, rtol=0.1)  # eight bits of mantissa through two layers
@@ -129,7 +129,7 @@ def test_bfloat16_logits_are_float32_and_close(tmp_path: Path) -> None:
 def test_the_weights_are_not_held_twice(tmp_path: Path) -> None:
     from hisparse.checkpoint.folder import read_tensors
 
-    model = load(write_tiny(tmp_path)).model
+    model = load_llama(write_tiny(tmp_path))
     weights = read_tensors(tmp_path)
     Llama(model.config, weights)
     assert not weights
@@ -146,6 +146,6 @@ def test_the_weights_are_not_held_twice(tmp_path: Path) -> None:
     ids=["int32", "two dimensions", "fewer positions", "float positions"],
 )
 def test_forward_refuses_other_shapes(tokens: Tensor, positions: Tensor, named: str, tmp_path: Path) -> None:
-    model = load(write_tiny(tmp_path)).model
+    model = load_llama(write_tiny(tmp_path))
     with pytest.raises(ValueError, match=f"{named}: expected int64"):
         model.forward(tokens, positions, DenseHistory(2))

@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import torch
 
-from hisparse.attention import GroupedRecords
 from hisparse.checkpoint import Loaded, load
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
-from hisparse.engine.resident_runner import Resident, ResidentRunner
+from hisparse.engine.build import grouped_family
+from hisparse.engine.family import Resident
+from hisparse.engine.grouped import GroupedFamily
+from hisparse.engine.resident_runner import ResidentRunner
+from hisparse.models.llama import Llama
 from hisparse.needle import PASSWORD, ask, hide
 from hisparse.selectors import AGGREGATIONS, AllPositions, Quest, Selector
 
@@ -32,16 +35,15 @@ class Setting(NamedTuple):
     aggregation: str = ""
     per_kv_head: bool = False
 
-    def selector(self, loaded: Loaded, context: int) -> Selector:
+    def selector(self, model: Llama, context: int) -> Selector:
         """A selector for contexts of up to `context` tokens."""
         if self.top_k is None:
             return AllPositions(context)
-        shape = loaded.model.config
         return Quest(
             top_k=self.top_k,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=loaded.model.dtype,
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
             aggregation=self.aggregation,
             per_kv_head=self.per_kv_head,
         )
@@ -103,20 +105,19 @@ class Reader:
         return text
 
     def _runner(self, setting: Setting) -> ResidentRunner:
-        selector = setting.selector(self._loaded, self._context)
-        return ResidentRunner(self._loaded.model, selector, self._records(setting))
+        return ResidentRunner(self._family(setting))
 
-    def _records(self, setting: Setting) -> GroupedRecords:
-        shape = self._loaded.model.config
-        num_groups = shape.num_kv_heads if setting.per_kv_head else 1
-        return GroupedRecords(shape.num_kv_heads // num_groups, shape.head_dim, self._loaded.model.dtype)
+    def _family(self, setting: Setting) -> GroupedFamily:
+        assert isinstance(self._loaded.model, Llama)
+        return grouped_family(self._loaded.model, setting.selector(self._loaded.model, self._context))
 
     def _copy(self, setting: Setting) -> Resident:
         """What was read, as this setting keeps it; decoding writes to it."""
         records, state = self._read.records, self._read.state
         if setting.per_kv_head:
-            key, value = self._records(Setting(None)).unpack(records[:, 0])  # [layers, positions, kv, d]
+            key, value = self._family(Setting(None)).records.unpack(records)  # [layers, positions, kv, d]
             records = torch.stack((key, value), dim=2).permute(0, 3, 1, 2, 4).flatten(3).contiguous().view(torch.uint8)
+            records = records.flatten(0, 1)  # a cache layer for each KV head
         return Resident(records.clone(), state.clone() if setting.top_k else state.new_empty(*state.shape[:2], 0))
 
 

@@ -12,16 +12,25 @@ import torch
 from torch import Tensor
 
 from hisparse.checkpoint.folder import read_config, read_tensors
+from hisparse.checkpoint.fp8 import dequantise
 from hisparse.checkpoint.gguf import gguf_config, gguf_tensors
 from hisparse.checkpoint.gguf_file import GgufFile
+from hisparse.checkpoint.packed_experts import split_packed_experts
 from hisparse.checkpoint.resolve_name import resolve_name
 from hisparse.checkpoint.tokenizer import load_tokenizer, stop_token_ids
-from hisparse.checkpoint.weight_check import check_weights
+from hisparse.checkpoint.weight_check import check_weights, drop_harmless
+from hisparse.errors import CheckpointError
+from hisparse.models import Model, llama_config, sparse_mla_config, sparse_mla_weights
 from hisparse.models.llama import Llama
 from hisparse.models.llama_config import LlamaConfig
+from hisparse.models.sparse_mla import SparseMla
+from hisparse.models.sparse_mla_config import SparseMlaConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+ARCHITECTURES = (*llama_config.ARCHITECTURES, *sparse_mla_config.ARCHITECTURES)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Loaded:
 
     name: str  # as the user gave it
     path: Path  # the folder or the GGUF file
-    model: Llama
+    model: Model  # by the architecture
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]  # ascending
 
@@ -52,10 +61,9 @@ def load(
     say(f"loading {path}")
     source = GgufFile(path) if path.is_file() else path
     config_dict = gguf_config(source) if isinstance(source, GgufFile) else read_config(source)
-    config = LlamaConfig.from_dict(config_dict)
+    config = _model_config(config_dict)
     tensors = _read_tensors(source, config_dict, dtype)
-    check_weights(config, tensors, path)
-    decoder = Llama(config, tensors, dtype=dtype, device=device)
+    decoder = _build(config, tensors, path, dtype, device)
     tokenizer = load_tokenizer(source)
     stops = stop_token_ids(source, config.eos_token_ids, tokenizer)
     return Loaded(str(model), path, decoder, tokenizer, stops)
@@ -65,3 +73,31 @@ def _read_tensors(source: Path | GgufFile, config: dict[str, Any], dtype: torch.
     if isinstance(source, GgufFile):
         return gguf_tensors(source, config, dtype)
     return read_tensors(source)
+
+
+def _model_config(config: dict[str, Any]) -> LlamaConfig | SparseMlaConfig:
+    named = config.get("architectures") or []
+    if any(architecture in sparse_mla_config.ARCHITECTURES for architecture in named):
+        return SparseMlaConfig.from_dict(config)
+    if any(architecture in llama_config.ARCHITECTURES for architecture in named):
+        return LlamaConfig.from_dict(config)
+    raise CheckpointError(
+        f"config.json: architectures {named!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _build(
+    config: LlamaConfig | SparseMlaConfig,
+    tensors: dict[str, Tensor],
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Llama | SparseMla:
+    drop_harmless(config, tensors)
+    if isinstance(config, SparseMlaConfig):
+        dequantise(tensors, config.weight_block, dtype, path)
+        split_packed_experts(tensors)
+        check_weights(config, sparse_mla_weights.weight_shapes(config), tensors, path)
+        return SparseMla(config, tensors, dtype=dtype, device=device)
+    check_weights(config, llama_config.weight_shapes(config), tensors, path)
+    return Llama(config, tensors, dtype=dtype, device=device)

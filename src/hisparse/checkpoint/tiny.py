@@ -5,6 +5,7 @@ The tokenizer is byte-level: one token a byte, a few special tokens, and a ChatM
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,11 @@ def write_tiny(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0} | (rope or {}),
         "eos_token_id": END_OF_TURN,
     }
-    tensors = _random_tensors(LlamaConfig.from_dict(config), seed)
+    return write_checkpoint(folder, config, random_tensors(weight_shapes(LlamaConfig.from_dict(config)), seed), sharded)
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], sharded: bool) -> Path:
+    """Write a configuration, tensors (in one file or two), and the byte-level tokenizer; return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / CONFIG_FILE, config)
     _write_json(folder / GENERATION_FILE, {"eos_token_id": [END_OF_TURN, END_OF_TEXT]})
@@ -77,17 +82,18 @@ def write_tiny(
     return folder
 
 
-def _random_tensors(config: LlamaConfig, seed: int) -> dict[str, Tensor]:
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Float32 tensors that keep the size of what passes through them, by name."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in weight_shapes(config).items():
+    for name, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight"):
             tensors[name] = 1 + 0.1 * noise
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             tensors[name] = 0.1 * noise
         else:
-            tensors[name] = noise * shape[-1] ** -0.5  # keeps the size of what passes through
+            tensors[name] = noise * shape[-1] ** -0.5
     return tensors
 
 

@@ -4,22 +4,31 @@
 message about the checkpoint and not a stack trace from the first layer.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from hisparse.errors import CheckpointError
-from hisparse.models.llama_config import LlamaConfig, weight_shapes
+from hisparse.models.llama_config import LlamaConfig
+from hisparse.models.sparse_mla_config import SparseMlaConfig
 
 NUM_LISTED = 3
 
+ModelConfig = LlamaConfig | SparseMlaConfig
 
-def check_weights(config: LlamaConfig, tensors: dict[str, Tensor], path: Path) -> None:
-    """Raise `CheckpointError` for missing, unexpected or misshapen tensors; drop the known harmless extras."""
+
+def drop_harmless(config: ModelConfig, tensors: dict[str, Tensor]) -> None:
+    """Remove, in place, what files hold beyond the model and nobody misses."""
     for name in [name for name in tensors if _is_harmless(name, config)]:
         del tensors[name]
-    expected = weight_shapes(config)
+
+
+def check_weights(
+    config: ModelConfig, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
+) -> None:
+    """Raise `CheckpointError` for tensors that are missing, unexpected, or not of the expected shape."""
     problems = [
         _listing("missing", [name for name in expected if name not in tensors], str),
         _listing("unexpected", [name for name in tensors if name not in expected], str),
@@ -33,9 +42,15 @@ def check_weights(config: LlamaConfig, tensors: dict[str, Tensor], path: Path) -
         )
 
 
-def _is_harmless(name: str, config: LlamaConfig) -> bool:
+def _is_harmless(name: str, config: ModelConfig) -> bool:
     # Old checkpoints store rope's frequencies; some that tie the head store it all the same.
-    return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
+    if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight"):
+        return True
+    # DeepSeek and GLM append layers that only speculate.
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if layer is None or not isinstance(config, SparseMlaConfig):
+        return False
+    return config.num_layers <= int(layer[1]) < config.num_layers + config.num_mtp_layers
 
 
 def _misshapen(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hisparse.commands import bench, demo, doctor, fetch, generate, verify
+from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, verify
 from hisparse.errors import HiSparseError
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(fetch.fetch)
 app.command()(generate.generate)
+app.command()(make_tiny.make_tiny)
 app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")
 

@@ -39,7 +39,9 @@ BufferOption = Annotated[
 SelectorOption = Annotated[
     str | None,
     typer.Option(
-        "--selector", help="'quest', or 'all' (dense attention through the sparse path).", show_default="quest"
+        "--selector",
+        help="'auto' (the model's indexer, or else Quest), 'quest', 'dsa', 'all' (dense).",
+        show_default="auto",
     ),
 ]
 PolicyOption = Annotated[

@@ -82,17 +82,14 @@ def verify(
 
 def build_verification(loaded: "Loaded", config: HiSparseConfig, dense_context: int | None) -> "Verification":
     """The observer that compares; with `dense_context`, also against dense attention up to that length."""
-    from hisparse.engine.build import build_records, build_selector
+    from hisparse.engine.build import build_family, dense_family
     from hisparse.engine.resident_runner import ResidentRunner
     from hisparse.engine.verification import Verification
-    from hisparse.selectors import AllPositions
 
-    model = loaded.model
-    selector = build_selector(config, model)
-    resident = ResidentRunner(model, selector, build_records(model, selector.num_groups))
+    resident = ResidentRunner(build_family(config, loaded.model))
     if dense_context is None:
         return Verification(resident)
-    return Verification(resident, ResidentRunner(model, AllPositions(dense_context), build_records(model)))
+    return Verification(resident, ResidentRunner(dense_family(loaded.model, dense_context)))
 
 
 def describe(verification: "Verification") -> dict[str, object]:

@@ -2,22 +2,51 @@
 
 from collections.abc import Sequence
 
-from hisparse.attention import GroupedRecords
+from hisparse.attention import GroupedRecords, LatentRecords
 from hisparse.cache import HierarchicalCache
 from hisparse.checkpoint import Loaded
 from hisparse.config import HiSparseConfig
 from hisparse.engine.engine import Engine, Observer
+from hisparse.engine.family import Family
+from hisparse.engine.grouped import GroupedFamily
+from hisparse.engine.latent import LatentFamily
 from hisparse.engine.runner import Runner
 from hisparse.engine.scheduler import Scheduler
 from hisparse.host_memory import Progress
 from hisparse.layout import CacheLayout, num_pages_for
-from hisparse.models.llama import Llama
+from hisparse.models import Llama, Model, SparseMla
 from hisparse.selection_state import SelectionState
-from hisparse.selectors import AllPositions, Quest, Selector
+from hisparse.selectors import DSA, AllPositions, Quest, Selector
 
 
-def build_selector(config: HiSparseConfig, model: Llama) -> Selector:
-    """The configured selector for this model."""
+def build_family(config: HiSparseConfig, model: Model) -> Family:
+    """How this model attends, as configured.
+
+    Raises:
+        ValueError: a selector or a record format that is not for this kind of model.
+    """
+    if isinstance(model, SparseMla):
+        return _latent_family(config, model)
+    if config.selector == "dsa" or config.kv_cache_dtype != "auto":
+        key, value = ("selector", "dsa") if config.selector == "dsa" else ("kv_cache_dtype", config.kv_cache_dtype)
+        raise ValueError(f"{key} {value!r} is for models with latent attention, and this is a {_name(model)}")
+    return grouped_family(model, _grouped_selector(config, model))
+
+
+def dense_family(model: Model, context: int) -> Family:
+    """The same model reading every position of histories up to `context`."""
+    if isinstance(model, SparseMla):
+        return _latent_family(HiSparseConfig(top_k=context), model, top_k=context)
+    return grouped_family(model, AllPositions(context))
+
+
+def grouped_family(model: Llama, selector: Selector) -> GroupedFamily:
+    """Grouped-query attention with this selector, whose groups say what a record holds."""
+    num_kv_heads = model.config.num_kv_heads // selector.num_groups
+    return GroupedFamily(model, selector, GroupedRecords(num_kv_heads, model.config.head_dim, model.dtype))
+
+
+def _grouped_selector(config: HiSparseConfig, model: Llama) -> Selector:
     if config.selector == "all":
         return AllPositions(config.top_k)
     return Quest(
@@ -30,9 +59,25 @@ def build_selector(config: HiSparseConfig, model: Llama) -> Selector:
     )
 
 
-def build_records(model: Llama, num_groups: int = 1) -> GroupedRecords:
-    """The record of one selection group of this model."""
-    return GroupedRecords(model.config.num_kv_heads // num_groups, model.config.head_dim, model.dtype)
+def _latent_family(config: HiSparseConfig, model: SparseMla, top_k: int | None = None) -> LatentFamily:
+    """The model's own indexer selects, and never more than the model was trained to read."""
+    if config.selector not in ("auto", "dsa"):
+        raise ValueError(
+            f"selector must be 'auto' or 'dsa' for a {_name(model)}, which has an indexer of its own, "
+            f"got {config.selector!r}"
+        )
+    shape = model.config
+    selector = DSA(
+        top_k=top_k or min(config.top_k, shape.index_top_k), head_dim=shape.index_head_dim, dtype=model.dtype
+    )
+    fp8 = config.kv_cache_dtype == "fp8"
+    return LatentFamily(
+        model, selector, LatentRecords(shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, fp8=fp8)
+    )
+
+
+def _name(model: Model) -> str:
+    return model.config.architecture
 
 
 def build_engine(
@@ -55,42 +100,41 @@ def build_engine(
         debug: check every selection.
         progress: of pinning the host pool, on a GPU: called with (bytes done, bytes in all).
     """
-    model = loaded.model
-    selector = build_selector(config, model)
-    records = build_records(model, selector.num_groups)
+    family = build_family(config, loaded.model)
     num_running = max(min(config.max_running_requests, len(request_sizes)), 1)
     layout = CacheLayout(
-        num_layers=model.config.num_layers * selector.num_groups,
-        record_bytes=records.record_bytes,
-        top_k=config.top_k,
+        num_layers=len(family.anchors),
+        record_bytes=family.record_bytes,
+        top_k=family.top_k,
         device_buffer_size=config.device_buffer_size,
         max_requests=num_running,
         num_pages=_num_host_pages(config, request_sizes, num_running),
+        anchors=family.anchors,
     )
     state = SelectionState(
-        num_layers=model.config.num_layers,
+        num_layers=family.num_state_layers,
         num_pages=layout.num_pages,
-        page_shape=selector.page_shape,
-        dtype=selector.dtype,
+        page_shape=family.page_shape,
+        dtype=family.state_dtype,
         max_requests=layout.max_requests,
         max_pages=layout.max_pages,
-        device=model.device,
+        device=loaded.model.device,
     )
     cache = HierarchicalCache(
         layout,
         policy=config.policy,
-        device=model.device,
+        device=loaded.model.device,
         selection_state=state,
         debug=debug,
         progress=progress,
     )
-    runner = Runner(model, selector, cache, records)
+    runner = Runner(family, cache)
     return Engine(
         runner,
         Scheduler(runner, config.prefill_chunk),
         loaded.tokenizer,
         stop_token_ids=loaded.stop_token_ids,
-        max_context=model.config.max_positions,
+        max_context=loaded.model.config.max_positions,
         observers=observers,
     )
 

@@ -1,0 +1,134 @@
+"""Grouped-query attention over the hierarchical cache: a selection a layer, or one for each KV head.
+
+A layer of the model has `selector.num_groups` layers in the cache, each with the records of its KV heads.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hisparse.admission import CacheRequest
+from hisparse.attention import GroupedRecords, attend, attend_tiled
+from hisparse.cache import HierarchicalCache
+from hisparse.engine.family import Resident, pages_of_newest, state_of
+from hisparse.engine.resident_grouped import ResidentChunk, ResidentStep
+from hisparse.layout import PAGE_RECORDS
+from hisparse.models.llama import Llama
+from hisparse.selectors import Selector
+from hisparse.step import Step
+
+
+@dataclass(frozen=True)
+class GroupedFamily:
+    """See `Family`."""
+
+    model: Llama
+    selector: Selector
+    records: GroupedRecords  # of one selection group
+
+    @property
+    def top_k(self) -> int:
+        """See `Family`."""
+        return self.selector.top_k
+
+    @property
+    def record_bytes(self) -> int:
+        """See `Family`."""
+        return self.records.record_bytes
+
+    @property
+    def anchors(self) -> tuple[int, ...]:
+        """Every cache layer has a selection of its own."""
+        return tuple(range(self.model.config.num_layers * self.selector.num_groups))
+
+    @property
+    def num_state_layers(self) -> int:
+        """See `Family`."""
+        return self.model.config.num_layers
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """See `Family`."""
+        return self.selector.page_shape
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """See `Family`."""
+        return self.selector.dtype
+
+    def forward_chunk(
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, positions, Chunk(self, cache, request, positions))
+
+    def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, step.positions, DecodeStep(self, cache, step))
+
+    def forward_resident_chunk(self, resident: Resident, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, positions, ResidentChunk(self.selector, self.records, resident, positions))
+
+    def forward_resident_step(self, residents: Sequence[Resident], tokens: Tensor, positions: Tensor) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, positions, ResidentStep(self.selector, self.records, residents, positions))
+
+    def pieces(self, *heads: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """[t, heads, head_dim] each, cut into one piece a selection group."""
+        return zip(*(one.chunk(self.selector.num_groups, dim=1) for one in heads), strict=True)
+
+
+class Chunk:
+    """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
+
+    def __init__(
+        self, family: GroupedFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor
+    ) -> None:
+        self._family, self._cache, self._request = family, cache, request
+        self._positions = positions  # [n] int64
+        self._start = int(positions[0])
+        pages = torch.tensor(request.state_pages, device=positions.device)
+        self._pages = pages[positions // PAGE_RECORDS]  # [n] of the selection state
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `hisparse.models.Attend`."""
+        family = self._family
+        family.selector.append(state_of(self._cache).data[layer], self._pages, self._positions, key)
+        pieces = enumerate(family.pieces(query, key, value))
+        return torch.cat([self._attend_group(layer, group, *piece) for group, piece in pieces], dim=1)
+
+    def _attend_group(self, layer: int, group: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        records = self._family.records
+        cache_layer = layer * self._family.selector.num_groups + group
+        own = records.pack(key, value)
+        self._cache.stage(cache_layer, self._request, self._start, own)
+        return attend_tiled(query, self._cache.history(cache_layer, self._request, self._start), own, records)
+
+
+class DecodeStep:
+    """Attention of one step: selection in, slots out, attend."""
+
+    def __init__(self, family: GroupedFamily, cache: HierarchicalCache, step: Step) -> None:
+        self._family, self._cache, self._step = family, cache, step
+        self._table = state_of(cache).page_table[step.request_index]  # [b, pages]
+        self._pages = pages_of_newest(self._table, step.positions, PAGE_RECORDS)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `hisparse.models.Attend`."""
+        family, step, state = self._family, self._step, state_of(self._cache).data[layer]
+        family.selector.append(state, self._pages, step.positions, key)
+        selection = family.selector.select(state, self._table, step.lengths, query)
+        pieces = enumerate(zip(selection.unbind(1), family.pieces(query, key, value), strict=True))
+        return torch.cat([self._attend_group(layer, group, chosen, *piece) for group, (chosen, piece) in pieces], dim=1)
+
+    def _attend_group(
+        self, layer: int, group: int, selection: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        records = self._family.records
+        cache_layer = layer * self._family.selector.num_groups + group
+        self._cache.append(cache_layer, records.pack(key, value))
+        slots = self._cache.resolve(cache_layer, selection)
+        return attend(query, self._cache.records(cache_layer), slots, records)

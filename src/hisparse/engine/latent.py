@@ -1,0 +1,139 @@
+"""Latent attention over the hierarchical cache, with an indexer's selection for each index group.
+
+A layer's record and its indexer's inputs come first (`begin`): the selection is made and its fetch started while the
+model is still computing the query. Layers that share a selection follow their anchor's slots. See
+`hisparse.models.attend_latent` for the contract.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hisparse.admission import CacheRequest
+from hisparse.attention import LatentRecords, attend_latent, attend_latent_tiled
+from hisparse.cache import HierarchicalCache
+from hisparse.engine.family import Resident, pages_of_newest, state_of
+from hisparse.engine.resident_latent import ResidentLatentChunk, ResidentLatentStep
+from hisparse.layout import PAGE_RECORDS
+from hisparse.models.attend_latent import IndexInputs
+from hisparse.models.sparse_mla import SparseMla
+from hisparse.selectors import DSA
+from hisparse.step import Step
+
+
+@dataclass(frozen=True)
+class LatentFamily:
+    """See `Family`."""
+
+    model: SparseMla
+    selector: DSA
+    records: LatentRecords
+
+    @property
+    def top_k(self) -> int:
+        """See `Family`."""
+        return self.selector.top_k
+
+    @property
+    def record_bytes(self) -> int:
+        """See `Family`."""
+        return self.records.record_bytes
+
+    @property
+    def anchors(self) -> tuple[int, ...]:
+        """The model's: layers without an indexer use an earlier layer's selection."""
+        return self.model.config.anchors
+
+    @property
+    def num_state_layers(self) -> int:
+        """Layers with an indexer."""
+        return sum(self.model.config.has_indexer)
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """See `Family`."""
+        return self.selector.page_shape
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """See `Family`."""
+        return self.selector.dtype
+
+    def forward_chunk(
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, positions, LatentChunk(self, cache, request, positions))
+
+    def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
+        """See `Family`."""
+        return self.model.forward(tokens, step.positions, LatentStep(self, cache, step))
+
+    def forward_resident_chunk(self, resident: Resident, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See `Family`."""
+        attention = ResidentLatentChunk(self.model.config, self.selector, self.records, resident, positions)
+        return self.model.forward(tokens, positions, attention)
+
+    def forward_resident_step(self, residents: Sequence[Resident], tokens: Tensor, positions: Tensor) -> Tensor:
+        """See `Family`."""
+        attention = ResidentLatentStep(self.model.config, self.selector, self.records, residents, positions)
+        return self.model.forward(tokens, positions, attention)
+
+
+class LatentChunk:
+    """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
+
+    def __init__(
+        self, family: LatentFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor
+    ) -> None:
+        self._family, self._cache, self._request = family, cache, request
+        self._positions = positions  # [n] int64
+        self._start = int(positions[0])
+        self._pages = torch.tensor(request.state_pages, device=positions.device)
+        self._own: Tensor  # uint8 [n, record_bytes], the layer's own records
+        self._selected: Tensor | None  # bool [n, T] of the index group; None: all
+
+    def begin(self, layer: int, latent: Tensor, index: IndexInputs | None) -> None:
+        """See `LatentAttention`."""
+        self._own = self._family.records.pack(latent)
+        self._cache.stage(layer, self._request, self._start, self._own)
+        if index is None:
+            return
+        selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
+        selector.append(state, self._pages[self._positions // PAGE_RECORDS], self._positions, index.key)
+        self._selected = selector.select_causal(state, self._pages, self._positions, index.query, index.weights)
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """See `LatentAttention`."""
+        earlier = self._cache.history(layer, self._request, self._start)
+        scale = self._family.model.config.attention_scale
+        return attend_latent_tiled(query, earlier, self._own, self._family.records, scale, self._selected)
+
+
+class LatentStep:
+    """Attention of one step: selection in, slots out, attend; shared layers follow."""
+
+    def __init__(self, family: LatentFamily, cache: HierarchicalCache, step: Step) -> None:
+        self._family, self._cache, self._step = family, cache, step
+        self._table = state_of(cache).page_table[step.request_index]  # [b, pages]
+        self._pages = pages_of_newest(self._table, step.positions, PAGE_RECORDS)
+        self._slots: Tensor  # int32 [b, k] of the layer of the last `begin`, if it is an anchor
+
+    def begin(self, layer: int, latent: Tensor, index: IndexInputs | None) -> None:
+        """See `LatentAttention`."""
+        self._cache.append(layer, self._family.records.pack(latent))
+        if index is None:
+            return
+        selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
+        selector.append(state, self._pages, self._step.positions, index.key)
+        selection = selector.select(state, self._table, self._step.lengths, index.query, index.weights)
+        self._slots = self._cache.resolve(layer, selection)
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """See `LatentAttention`."""
+        is_anchor = self._cache.layout.anchors[layer] == layer
+        slots = self._slots if is_anchor else self._cache.follow(layer)
+        scale = self._family.model.config.attention_scale
+        return attend_latent(query, self._cache.records(layer), slots, self._family.records, scale).out
