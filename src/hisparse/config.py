@@ -13,6 +13,7 @@ from typing import Any
 
 SELECTORS = ("auto", "quest", "dsa", "all")
 KV_CACHE_DTYPES = ("auto", "fp8")
+DEFAULT_TOP_K = 512
 RATIO_LIMIT = 1e9  # host rows over device slots; above it a mistake
 
 
@@ -21,12 +22,13 @@ class HiSparseConfig:
     """What the cache and its selector are built with.
 
     Args:
-        top_k: tokens that each layer reads a step.
+        top_k: tokens that each layer reads a step. Default: what the model's indexer was trained to read, or 512.
         device_buffer_size: B, slots a request in each layer; above top_k. Default: 2 * top_k.
         max_running_requests: requests on the device at once.
         host_to_device_ratio: host rows over device slots. Default: enough for the prompts at hand.
         selector: "quest"; "dsa", the model's own indexer; "all" for dense attention through the sparse path; or "auto",
             what the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
+        prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
         policy: which record leaves the device pool first.
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
@@ -37,8 +39,8 @@ class HiSparseConfig:
         ValueError: a value that cannot work, with the reason.
     """
 
-    top_k: int = 512
-    device_buffer_size: int = 0
+    top_k: int | None = None
+    device_buffer_size: int | None = None
     max_running_requests: int = 4
     host_to_device_ratio: float | None = None
     selector: str = "auto"
@@ -46,6 +48,7 @@ class HiSparseConfig:
     quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
     kv_cache_dtype: str = "auto"
+    prefetch: bool = True
     prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
@@ -53,10 +56,9 @@ class HiSparseConfig:
         from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
 
         for name in ("top_k", "device_buffer_size", "max_running_requests", "prefill_chunk"):
-            _check_whole(name, getattr(self, name), least=0 if name == "device_buffer_size" else 1)
-        if not self.device_buffer_size:
-            object.__setattr__(self, "device_buffer_size", 2 * self.top_k)
-        if self.device_buffer_size <= self.top_k:
+            if getattr(self, name) is not None or name not in ("top_k", "device_buffer_size"):
+                _check_whole(name, getattr(self, name), least=1)
+        if self.top_k and self.device_buffer_size and self.device_buffer_size <= self.top_k:
             raise ValueError(
                 f"device_buffer_size must be above top_k {self.top_k}, so that a selection and the newest record fit, "
                 f"got {self.device_buffer_size}: use at least {self.top_k + 1}, {2 * self.top_k} is a good start"
@@ -68,10 +70,20 @@ class HiSparseConfig:
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
-        if not isinstance(self.quest_per_kv_head, bool):
-            raise ValueError(f"quest_per_kv_head must be true or false, got {self.quest_per_kv_head!r}")
-        if self.selector == "quest" and self.top_k < QUEST_PAGE:
+        for name in ("quest_per_kv_head", "prefetch"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.selector == "quest" and self.top_k and self.top_k < QUEST_PAGE:
             raise ValueError(f"top_k must be at least {QUEST_PAGE} (one Quest page), got {self.top_k}")
+
+    def top_k_for(self, trained: int | None) -> int:
+        """Tokens that a layer reads, with a model whose indexer was `trained` to read so many (None: it has none)."""
+        wanted = self.top_k or trained or DEFAULT_TOP_K
+        return min(wanted, trained) if trained else wanted
+
+    def buffer_for(self, top_k: int) -> int:
+        """B, with selections of `top_k`."""
+        return self.device_buffer_size or 2 * top_k
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "HiSparseConfig":

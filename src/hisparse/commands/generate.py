@@ -15,6 +15,7 @@ from hisparse.commands.options import (
     MaxTokensOption,
     ModelArgument,
     PolicyOption,
+    PrefetchOption,
     PromptFileOption,
     PromptOption,
     SelectorOption,
@@ -35,6 +36,7 @@ def generate(
     device_buffer_size: BufferOption = None,
     selector: SelectorOption = None,
     policy: PolicyOption = None,
+    prefetch: PrefetchOption = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 samples.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample among tokens that together have this probability.")] = 1.0,
     sample_top_k: Annotated[int, typer.Option(help="Sample among this many likeliest tokens; 0: all.")] = 0,
@@ -54,7 +56,12 @@ def generate(
     from hisparse.engine import SamplingParams
 
     config = build_config(
-        hisparse_config, top_k=top_k, device_buffer_size=device_buffer_size, selector=selector, policy=policy
+        hisparse_config,
+        top_k=top_k,
+        device_buffer_size=device_buffer_size,
+        selector=selector,
+        policy=policy,
+        prefetch=prefetch,
     )
     params = SamplingParams(temperature, top_p, sample_top_k, seed, max_tokens, tuple(stop or ()))
     texts = read_prompts(prompt, prompt_file)

@@ -29,7 +29,9 @@ ChatOption = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Wrap prompts in the model's chat template. Default: if it has one."),
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Tokens each layer reads a step.", show_default="512")]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", help="Tokens each layer reads a step.", show_default="the model's, or 512")
+]
 BufferOption = Annotated[
     int | None,
     typer.Option(
@@ -46,6 +48,10 @@ SelectorOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="Which record leaves first: lru, fifo, random.", show_default="lru")
+]
+PrefetchOption = Annotated[
+    bool | None,
+    typer.Option("--prefetch/--no-prefetch", help="On a GPU: fetch early what layers share.", show_default="prefetch"),
 ]
 ConfigOption = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from hisparse.commands.options import (
     MaxTokensOption,
     ModelArgument,
     PolicyOption,
+    PrefetchOption,
     PromptFileOption,
     PromptOption,
     SelectorOption,
@@ -40,6 +41,7 @@ def verify(
     device_buffer_size: BufferOption = None,
     selector: SelectorOption = None,
     policy: PolicyOption = None,
+    prefetch: PrefetchOption = None,
     chat: ChatOption = None,
     hisparse_config: ConfigOption = None,
     dtype: DtypeOption = "float32",
@@ -59,7 +61,12 @@ def verify(
     from hisparse.engine import SamplingParams
 
     config = build_config(
-        hisparse_config, top_k=top_k, device_buffer_size=device_buffer_size, selector=selector, policy=policy
+        hisparse_config,
+        top_k=top_k,
+        device_buffer_size=device_buffer_size,
+        selector=selector,
+        policy=policy,
+        prefetch=prefetch,
     )
     params = SamplingParams(max_tokens=max_tokens)
     texts = read_prompts(prompt, prompt_file)

@@ -48,9 +48,9 @@ def grouped_family(model: Llama, selector: Selector) -> GroupedFamily:
 
 def _grouped_selector(config: HiSparseConfig, model: Llama) -> Selector:
     if config.selector == "all":
-        return AllPositions(config.top_k)
+        return AllPositions(config.top_k_for(None))
     return Quest(
-        top_k=config.top_k,
+        top_k=config.top_k_for(None),
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         dtype=model.dtype,
@@ -67,9 +67,7 @@ def _latent_family(config: HiSparseConfig, model: SparseMla, top_k: int | None =
             f"got {config.selector!r}"
         )
     shape = model.config
-    selector = DSA(
-        top_k=top_k or min(config.top_k, shape.index_top_k), head_dim=shape.index_head_dim, dtype=model.dtype
-    )
+    selector = DSA(top_k=top_k or config.top_k_for(shape.index_top_k), head_dim=shape.index_head_dim, dtype=model.dtype)
     fp8 = config.kv_cache_dtype == "fp8"
     return LatentFamily(
         model, selector, LatentRecords(shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, fp8=fp8)
@@ -106,9 +104,9 @@ def build_engine(
         num_layers=len(family.anchors),
         record_bytes=family.record_bytes,
         top_k=family.top_k,
-        device_buffer_size=config.device_buffer_size,
+        device_buffer_size=config.buffer_for(family.top_k),
         max_requests=num_running,
-        num_pages=_num_host_pages(config, request_sizes, num_running),
+        num_pages=_num_host_pages(config, family.top_k, request_sizes, num_running),
         anchors=family.anchors,
     )
     state = SelectionState(
@@ -126,6 +124,7 @@ def build_engine(
         device=loaded.model.device,
         selection_state=state,
         debug=debug,
+        prefetch=config.prefetch,
         progress=progress,
     )
     runner = Runner(family, cache)
@@ -139,9 +138,9 @@ def build_engine(
     )
 
 
-def _num_host_pages(config: HiSparseConfig, request_sizes: Sequence[int], num_running: int) -> int:
+def _num_host_pages(config: HiSparseConfig, top_k: int, request_sizes: Sequence[int], num_running: int) -> int:
     if config.host_to_device_ratio is not None:
-        slots = config.max_running_requests * config.device_buffer_size
+        slots = config.max_running_requests * config.buffer_for(top_k)
         return max(num_pages_for(int(config.host_to_device_ratio * slots)), 1)
     largest = sorted(request_sizes, reverse=True)[:num_running]
     return max(sum(num_pages_for(size) for size in largest), 1)
