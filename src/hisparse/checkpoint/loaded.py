@@ -53,12 +53,10 @@ def load(
 ) -> Loaded:
     """Load a checkpoint folder, a GGUF file, a model of the local hub cache, or `smollm2`.
 
-    `progress` hears one line before each part that takes seconds. Raises `CheckpointError` for whatever is
+    `progress` hears of a download, if there must be one. Raises `CheckpointError` for whatever is
     wrong with the checkpoint.
     """
-    say = progress or (lambda message: None)
     path = resolve_name(model, progress)
-    say(f"loading {path}")
     source = GgufFile(path) if path.is_file() else path
     config_dict = gguf_config(source) if isinstance(source, GgufFile) else read_config(source)
     config = _model_config(config_dict)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hisparse.commands.progress import doing
+from hisparse.commands.progress import doing, say
 
 
 def fetch(
@@ -14,5 +14,5 @@ def fetch(
     from hisparse.checkpoint.demo_model import fetch as fetch_model
 
     with doing(f"fetching {name}"):
-        path = fetch_model(name)
+        path = fetch_model(name, say, check=True)
     print(path)

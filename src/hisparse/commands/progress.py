@@ -67,6 +67,11 @@ class Bars:
         return report
 
 
+def say(message: str) -> None:
+    """A line about what is going on."""
+    console.print(message, style="dim", markup=False)
+
+
 @contextmanager
 def doing(what: str) -> Iterator[None]:
     """Say what is being done, with a spinner in a terminal, and how long it took."""

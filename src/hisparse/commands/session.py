@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from hisparse.chat import encode_chat
-from hisparse.commands.progress import bars, console, doing
+from hisparse.commands.progress import bars, console, doing, say
 from hisparse.config import HiSparseConfig
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def load_model(model: str, dtype: str, device: str) -> "Loaded":
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this torch sees no CUDA device; use --device cpu")
     with doing(f"loading {model}"):
-        return load(model, dtype=getattr(torch, dtype), device=where)
+        return load(model, dtype=getattr(torch, dtype), device=where, progress=say)
 
 
 def tokenize(loaded: "Loaded", texts: Sequence[str], chat: bool | None) -> list[list[int]]:
