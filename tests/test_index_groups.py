@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hisparse.errors import IntegrityError
 from hisparse.layout import CacheLayout
 from tests.caches import CHURN, EVERY_POLICY, Driver, make_records, new_driver, pad, resident, small_layout, snapshot
 
@@ -126,13 +127,29 @@ def test_a_shared_layer_is_staged_after_its_anchor() -> None:
         ((0,), "anchors must name one for each of 2 layers, got 1"),
         ((1, 1), "layer 0's anchor must be itself or an earlier layer that is its own anchor, got 1"),
         ((0, -1), "layer 1's anchor must be itself"),
+        ((0, 1.0), "anchors must be layers, whole numbers, got 1.0"),
     ],
 )
-def test_anchors_that_cannot_be(anchors: tuple[int, ...], message: str) -> None:
+def test_anchors_that_cannot_be(anchors: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small_layout(anchors=anchors)
     with pytest.raises(ValueError, match=r"layer 2's anchor must be .* its own anchor, got 1"):
         CacheLayout(3, 32, 4, 6, 2, 8, anchors=(0, 0, 1))
+
+
+def test_a_damaged_record_of_a_shared_layer_is_found() -> None:
+    driver = grouped_driver()
+    request = driver.admit(staged=10)
+    driver.step({request: [0, 1, 2, 3]})
+    cache = driver.cache
+    slot = int((cache.device_pool.layer(3).row_of_slot >= 0).nonzero()[0])
+    cache.device_pool.records[3, slot] += 1
+    with pytest.raises(IntegrityError, match="layer 3: a slot's bytes are not its host row's"):
+        cache.check_integrity()
+    cache.device_pool.records[3, slot] -= 1
+    request.staged[3] += 1
+    with pytest.raises(IntegrityError, match="a shared layer of a request has positions that its anchor has not"):
+        cache.check_integrity()
 
 
 def test_the_no_io_oracle_moves_no_record() -> None:

@@ -18,12 +18,11 @@ def check_cache(cache: "HierarchicalCache") -> None:
     cache.host_pool.pages.check([request.pages for request in cache.requests])
     if cache.selection_state is not None:
         cache.selection_state.pages.check([request.state_pages for request in cache.requests])
-    live = _live_rows(cache, None)
     for layer in range(cache.layout.num_layers):
         tables = cache.device_pool.layer(layer)
         if cache.layout.anchors[layer] == layer:
             _check_tables(layer, tables)
-            _check_owned(layer, tables, live)
+            _check_owned(layer, tables, _live_rows(cache, layer))
             _check_records(layer, tables, cache.records(layer), cache.host_pool.records[layer])
         else:
             complete = _live_rows(cache, layer)
@@ -37,13 +36,13 @@ def _require(condition: bool | Tensor, layer: int, what: str) -> None:
         raise IntegrityError(f"layer {layer}: {what}")
 
 
-def _live_rows(cache: "HierarchicalCache", layer: int | None) -> Tensor:
-    """bool [rows]: rows of positions that some request has, in that layer or in any."""
+def _live_rows(cache: "HierarchicalCache", layer: int) -> Tensor:
+    """bool [rows]: rows of positions that some request has in that layer."""
     live = torch.zeros(cache.layout.num_rows, dtype=torch.bool, device=cache.device)
     for request in cache.requests:
         pages = torch.tensor(request.pages, device=cache.device)
         rows = (pages[:, None] * PAGE_RECORDS + torch.arange(PAGE_RECORDS, device=cache.device)).flatten()
-        live[rows[: max(request.staged) if layer is None else request.staged[layer]]] = True
+        live[rows[: request.staged[layer]]] = True
     return live
 
 
@@ -107,3 +106,5 @@ def _check_requests(cache: "HierarchicalCache") -> None:
     for request in cache.requests:
         if not request.length == min(request.staged) <= max(request.staged) <= request.capacity:
             raise IntegrityError("a request's length is not what all its layers have, or exceeds its capacity")
+        if any(request.staged[layer] > request.staged[anchor] for layer, anchor in enumerate(cache.layout.anchors)):
+            raise IntegrityError("a shared layer of a request has positions that its anchor has not")

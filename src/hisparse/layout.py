@@ -89,6 +89,8 @@ class CacheLayout:
         if len(self.anchors) != self.num_layers:
             raise ValueError(f"anchors must name one for each of {self.num_layers} layers, got {len(self.anchors)}")
         for layer, anchor in enumerate(self.anchors):
+            if not isinstance(anchor, int) or isinstance(anchor, bool):
+                raise ValueError(f"anchors must be layers, whole numbers, got {anchor!r}")
             if not 0 <= anchor <= layer or self.anchors[anchor] != anchor:
                 raise ValueError(
                     f"layer {layer}'s anchor must be itself or an earlier layer that is its own anchor, got {anchor}"

@@ -38,7 +38,8 @@ class SelectionState:
         device: torch.device | str = "cpu",
     ) -> None:
         self.pages = Pages(num_pages)
-        self.data = torch.empty(num_layers, num_pages, *page_shape, dtype=dtype, device=device)
+        self.scratch_page = num_pages  # for the padded lines of a step: written, and never read
+        self.data = torch.empty(num_layers, num_pages + 1, *page_shape, dtype=dtype, device=device)
         self.page_table = torch.full((max_requests, max_pages), -1, dtype=torch.int32, device=device)
 
     @property

@@ -87,7 +87,7 @@ def garbage_engine(
 
 def verification_of(loaded: Loaded, config: HiSparseConfig, *, dense: bool = False) -> Verification:
     """A verification whose resident run has the engine's selector (and a dense one beside it)."""
-    dense_run = ResidentRunner(dense_family(loaded.model, loaded.model.config.max_positions)) if dense else None
+    dense_run = ResidentRunner(dense_family(config, loaded.model, loaded.model.config.max_positions)) if dense else None
     return Verification(ResidentRunner(build_family(config, loaded.model)), dense_run)
 
 

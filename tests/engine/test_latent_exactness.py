@@ -16,6 +16,7 @@ from hisparse.checkpoint.tiny_mla import write_tiny_mla
 from hisparse.config import HiSparseConfig
 from hisparse.engine import SamplingParams, build_engine
 from hisparse.engine.build import build_family
+from hisparse.errors import ModelOutputError
 from hisparse.models import SparseMla
 from hisparse.selectors import dsa
 from tests.engine.engines import Record, VerifiedRun, assert_clean, garbage_engine, prompt_of
@@ -132,3 +133,16 @@ def test_selectors_of_other_models_are_refused(selector: str, tmp_path: Path) ->
     loaded = tiny(tmp_path, "deepseek-v3.2")
     with pytest.raises(ValueError, match=rf"selector must be 'auto' or 'dsa' for a DeepseekV32.*got '{selector}'"):
         build_family(HiSparseConfig(selector=selector), loaded.model)
+
+
+@pytest.mark.parametrize("length", [20, 100])
+def test_an_indexer_that_makes_nan_is_an_error_and_not_an_answer(length: int, tmp_path: Path) -> None:
+    loaded = tiny(tmp_path, "deepseek-v3.2")
+    assert isinstance(loaded.model, SparseMla)
+    indexer = loaded.model.layers[1].indexer
+    assert indexer is not None
+    indexer.key_norm.fill_(torch.nan)
+    engine = build_engine(loaded, TIGHT, [200])
+    engine.submit(prompt_of(length), SamplingParams(max_tokens=40))
+    with pytest.raises(ModelOutputError, match="the indexer's scores are NaN: the checkpoint is damaged"):
+        engine.run()

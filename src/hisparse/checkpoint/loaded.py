@@ -75,6 +75,8 @@ def _read_tensors(source: Path | GgufFile, config: dict[str, Any], dtype: torch.
 
 def _model_config(config: dict[str, Any]) -> LlamaConfig | SparseMlaConfig:
     named = config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise CheckpointError(f"config.json: architectures must be a list of names, got {named!r}")
     if any(architecture in sparse_mla_config.ARCHITECTURES for architecture in named):
         return SparseMlaConfig.from_dict(config)
     if any(architecture in llama_config.ARCHITECTURES for architecture in named):

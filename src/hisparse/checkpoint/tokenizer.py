@@ -34,7 +34,7 @@ def load_tokenizer(source: Path | GgufFile) -> "PreTrainedTokenizerBase":
             raise
         except Exception as error:  # transformers and tokenizers raise bare Exception for damaged files
             raise CheckpointError(
-                f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {error}; "
+                f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}; "
                 "a checkpoint needs tokenizer.json or the files of an older tokenizer beside its weights"
             ) from error
 

@@ -21,7 +21,8 @@ ModelConfig = LlamaConfig | SparseMlaConfig
 
 def drop_harmless(config: ModelConfig, tensors: dict[str, Tensor]) -> None:
     """Remove, in place, what files hold beyond the model and nobody misses."""
-    for name in [name for name in tensors if _is_harmless(name, config)]:
+    speculating = _speculating_layers(config, tensors)
+    for name in [name for name in tensors if _is_harmless(name, config, speculating)]:
         del tensors[name]
 
 
@@ -42,15 +43,20 @@ def check_weights(
         )
 
 
-def _is_harmless(name: str, config: ModelConfig) -> bool:
+def _speculating_layers(config: ModelConfig, tensors: Mapping[str, Tensor]) -> set[int]:
+    """DeepSeek and GLM append layers that only speculate. They alone project embedding and hidden state together."""
+    if not isinstance(config, SparseMlaConfig):
+        return set()
+    last = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    return {layer for layer in last if f"model.layers.{layer}.eh_proj.weight" in tensors}
+
+
+def _is_harmless(name: str, config: ModelConfig, speculating: set[int]) -> bool:
     # Old checkpoints store rope's frequencies; some that tie the head store it all the same.
     if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight"):
         return True
-    # DeepSeek and GLM append layers that only speculate.
     layer = re.match(r"model\.layers\.(\d+)\.", name)
-    if layer is None or not isinstance(config, SparseMlaConfig):
-        return False
-    return config.num_layers <= int(layer[1]) < config.num_layers + config.num_mtp_layers
+    return layer is not None and int(layer[1]) in speculating
 
 
 def _misshapen(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> str:

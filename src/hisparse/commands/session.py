@@ -88,6 +88,9 @@ def prepare(
     sizes = [min(len(prompt) + params.max_tokens, context) for prompt in prompts]
     with bars() as group:
         engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
+    used = engine.runner.cache.layout.top_k
+    if config.top_k is not None and config.top_k > used:
+        say(f"top_k {config.top_k}: this model's indexer was trained to read {used}, so layers read {used}")
     meter = Meter(engine.runner.cache)
     engine.observers += [meter, *observers]
     return Session(engine, meter, [engine.submit(prompt, params) for prompt in prompts])

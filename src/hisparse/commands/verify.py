@@ -96,7 +96,7 @@ def build_verification(loaded: "Loaded", config: HiSparseConfig, dense_context: 
     resident = ResidentRunner(build_family(config, loaded.model))
     if dense_context is None:
         return Verification(resident)
-    return Verification(resident, ResidentRunner(dense_family(loaded.model, dense_context)))
+    return Verification(resident, ResidentRunner(dense_family(config, loaded.model, dense_context)))
 
 
 def describe(verification: "Verification") -> dict[str, object]:

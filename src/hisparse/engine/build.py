@@ -33,10 +33,10 @@ def build_family(config: HiSparseConfig, model: Model) -> Family:
     return grouped_family(model, _grouped_selector(config, model))
 
 
-def dense_family(model: Model, context: int) -> Family:
-    """The same model reading every position of histories up to `context`."""
+def dense_family(config: HiSparseConfig, model: Model, context: int) -> Family:
+    """The same model and records, reading every position of histories up to `context`."""
     if isinstance(model, SparseMla):
-        return _latent_family(HiSparseConfig(top_k=context), model, top_k=context)
+        return _latent_family(config, model, top_k=context)
     return grouped_family(model, AllPositions(context))
 
 

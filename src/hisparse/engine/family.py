@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hisparse.admission import CacheRequest
 from hisparse.cache import HierarchicalCache
+from hisparse.layout import PAGE_RECORDS
 from hisparse.models import Model
 from hisparse.selection_state import SelectionState
 from hisparse.step import Step
@@ -36,6 +37,10 @@ class Family(Protocol):
     @property
     def top_k(self) -> int:
         """Positions that a selection names at most."""
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """Whether long prompts are read by selection too."""
 
     @property
     def record_bytes(self) -> int:
@@ -79,9 +84,15 @@ def state_of(cache: HierarchicalCache) -> SelectionState:
     return cache.selection_state
 
 
-def pages_of_newest(page_table: Tensor, positions: Tensor, page_records: int) -> Tensor:
-    """int64 [b]: the page that each request's newest position is in; `page_table` [b, p], `positions` int64 [b]."""
-    return page_table.gather(1, (positions // page_records)[:, None])[:, 0].long()
+def pages_of_step(state: SelectionState, step: Step) -> tuple[Tensor, Tensor]:
+    """Where a step's requests keep their selection state.
+
+    Returns:
+        [b, p] pages of each request, and int64 [b] the page of its newest position; a padded line's is scratch.
+    """
+    table = state.page_table[step.request_index]  # line -1 of a padded request is any line: it has no positions
+    newest = table.gather(1, (step.positions // PAGE_RECORDS)[:, None])[:, 0].long()
+    return table, newest.masked_fill(step.request_index < 0, state.scratch_page)
 
 
 def side_by_side(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

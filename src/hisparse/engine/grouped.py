@@ -12,7 +12,7 @@ from torch import Tensor
 from hisparse.admission import CacheRequest
 from hisparse.attention import GroupedRecords, attend, attend_tiled
 from hisparse.cache import HierarchicalCache
-from hisparse.engine.family import Resident, pages_of_newest, state_of
+from hisparse.engine.family import Resident, pages_of_step, state_of
 from hisparse.engine.resident_grouped import ResidentChunk, ResidentStep
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.llama import Llama
@@ -32,6 +32,11 @@ class GroupedFamily:
     def top_k(self) -> int:
         """See `Family`."""
         return self.selector.top_k
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """See `Family`."""
+        return False
 
     @property
     def record_bytes(self) -> int:
@@ -113,8 +118,7 @@ class DecodeStep:
 
     def __init__(self, family: GroupedFamily, cache: HierarchicalCache, step: Step) -> None:
         self._family, self._cache, self._step = family, cache, step
-        self._table = state_of(cache).page_table[step.request_index]  # [b, pages]
-        self._pages = pages_of_newest(self._table, step.positions, PAGE_RECORDS)
+        self._table, self._pages = pages_of_step(state_of(cache), step)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `hisparse.models.Attend`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from hisparse.admission import CacheRequest
 from hisparse.attention import LatentRecords, attend_latent, attend_latent_tiled
 from hisparse.cache import HierarchicalCache
-from hisparse.engine.family import Resident, pages_of_newest, state_of
+from hisparse.engine.family import Resident, pages_of_step, state_of
 from hisparse.engine.resident_latent import ResidentLatentChunk, ResidentLatentStep
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.attend_latent import IndexInputs
@@ -35,6 +35,11 @@ class LatentFamily:
     def top_k(self) -> int:
         """See `Family`."""
         return self.selector.top_k
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """See `Family`."""
+        return True
 
     @property
     def record_bytes(self) -> int:
@@ -117,8 +122,7 @@ class LatentStep:
 
     def __init__(self, family: LatentFamily, cache: HierarchicalCache, step: Step) -> None:
         self._family, self._cache, self._step = family, cache, step
-        self._table = state_of(cache).page_table[step.request_index]  # [b, pages]
-        self._pages = pages_of_newest(self._table, step.positions, PAGE_RECORDS)
+        self._table, self._pages = pages_of_step(state_of(cache), step)
         self._slots: Tensor  # int32 [b, k] of the layer of the last `begin`, if it is an anchor
 
     def begin(self, layer: int, latent: Tensor, index: IndexInputs | None) -> None:

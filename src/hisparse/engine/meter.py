@@ -49,6 +49,8 @@ class Meter:
         """The figures that commands print, by name; bytes, tokens, seconds and shares."""
         layout, counts = self.cache.layout, self.cache.statistics()
         return {
+            "top_k": layout.top_k,
+            "device_buffer_size": layout.device_buffer_size,
             "context_length": self.longest_context,
             "prompt_tokens": self.prompt_tokens,
             "decoded_tokens": self.decoded_tokens,

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hisparse.models.attend import Attend
+from hisparse.models.inputs import check_ids
 from hisparse.models.llama_config import LlamaConfig
 from hisparse.models.rope import cosines_and_sines, inverse_frequencies, rotate
 
@@ -74,8 +75,8 @@ class Llama:
         attend: Attend,
     ) -> Tensor:
         """The hidden states after the final norm: [t, hidden], in the model's dtype."""
-        _check_ids("tokens", tokens, tokens)
-        _check_ids("positions", positions, tokens)
+        check_ids("tokens", tokens, tokens)
+        check_ids("positions", positions, tokens)
         cosines, sines = cosines_and_sines(
             self.inverse_frequency, positions, self.config.rope.attention_factor, self.dtype
         )
@@ -143,11 +144,3 @@ class Llama:
 
 def _stack(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _check_ids(argument: str, ids: Tensor, tokens: Tensor) -> None:
-    if ids.dtype != torch.int64 or ids.dim() != 1 or ids.shape != tokens.shape:
-        raise ValueError(
-            f"{argument}: expected int64 of shape [t], as many positions as tokens, "
-            f"got {ids.dtype} of shape {tuple(ids.shape)}"
-        )

@@ -38,6 +38,8 @@ class RopeConfig:
     divisors: tuple[float, ...] = ()  # divisors: one for each frequency, as GGUF files store llama3
 
     def __post_init__(self) -> None:
+        if self.theta <= 1:
+            raise CheckpointError(f"config.json: rope_theta must be above 1, got {self.theta}")
         if self.low_freq_factor >= self.high_freq_factor:
             raise CheckpointError(
                 f"config.json: low_freq_factor {self.low_freq_factor} must be below "
@@ -53,7 +55,7 @@ class RopeConfig:
         table = _rope_table(config)
         theta = positive_float(table, "rope_theta", positive_float(config, "rope_theta", DEFAULT_THETA))
         variant = table.get("rope_type", table.get("type", "default"))
-        if variant not in INVERSE_FREQUENCIES:
+        if variant not in list(INVERSE_FREQUENCIES):
             supported = ", ".join(INVERSE_FREQUENCIES)
             raise CheckpointError(
                 f"config.json: rope type {variant!r} is not supported; supported: {supported}. "

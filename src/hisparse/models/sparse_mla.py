@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hisparse.models.attend_latent import IndexInputs, LatentAttention
-from hisparse.models.llama import _check_ids
+from hisparse.models.inputs import check_ids
 from hisparse.models.rope import cosines_and_sines, inverse_frequencies, rotate
 from hisparse.models.sparse_mla_config import SparseMlaConfig
 from hisparse.models.sparse_mla_weights import Indexer, Layer, Target, Weights, take_layer
@@ -22,7 +22,7 @@ LOW_RANK_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says
 
 
 class SparseMla:
-    """A decoder with its weights on one device, in one dtype; routers and indexer weights are float32."""
+    """A decoder with its weights on one device, in one dtype; routers and indexers' head weights are float32."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class SparseMla:
         attention: LatentAttention,
     ) -> Tensor:
         """The hidden states after the final norm: [t, hidden], in the model's dtype."""
-        _check_ids("tokens", tokens, tokens)
-        _check_ids("positions", positions, tokens)
+        check_ids("tokens", tokens, tokens)
+        check_ids("positions", positions, tokens)
         rope = cosines_and_sines(self.inverse_frequency, positions, self.config.rope.attention_factor, self.dtype)
         eps = self.config.rms_norm_eps
         hidden = F.embedding(tokens, self.embedding)

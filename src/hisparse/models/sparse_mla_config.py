@@ -142,7 +142,10 @@ def _refuse_unsupported(config: Config) -> None:
     for key, only in ONLY_VALUES.items():
         if config.get(key, only) not in (only, None):
             raise CheckpointError(f"config.json: {key} must be {only!r} or absent, got {config[key]!r}")
-    if "sliding_attention" in (config.get("layer_types") or []):
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise CheckpointError(f"config.json: layer_types must be a list, got {layer_types!r}")
+    if "sliding_attention" in layer_types:
         raise CheckpointError("config.json: layer_types has 'sliding_attention', which is not supported")
     num_heads = positive_int(config, "num_attention_heads")
     if config.get("num_key_value_heads", num_heads) not in (num_heads, None):
@@ -166,13 +169,14 @@ def _rope(config: Config) -> RopeConfig:
         if isinstance(table := config.get(key), dict):
             _check_share(config, table.get("partial_rotary_factor"))
             plain[key] = {name: value for name, value in table.items() if name != "partial_rotary_factor"}
-    rope = RopeConfig.from_dict(plain)
-    if rope.variant not in ROPE_VARIANTS:
+    table = plain.get("rope_scaling") or plain.get("rope_parameters") or {}
+    variant = table.get("rope_type", table.get("type", "default")) if isinstance(table, dict) else "default"
+    if variant not in ROPE_VARIANTS:
         raise CheckpointError(
-            f"config.json: rope type {rope.variant!r} is not supported with latent attention; "
+            f"config.json: rope type {variant!r} is not supported with latent attention; "
             f"supported: {', '.join(ROPE_VARIANTS)}"
         )
-    return rope
+    return RopeConfig.from_dict(plain)
 
 
 def _check_share(config: Config, share: object) -> None:
@@ -204,7 +208,7 @@ def _layers_with_experts(config: Config, num_layers: int) -> tuple[bool, ...]:
     if kinds is None:
         num_dense = _count(config, "first_k_dense_replace", 3)
         return tuple(layer >= num_dense for layer in range(num_layers))
-    if not isinstance(kinds, list) or any(kind not in MLP_TYPES for kind in kinds):
+    if not isinstance(kinds, list) or any(kind not in tuple(MLP_TYPES) for kind in kinds):
         raise CheckpointError(f"config.json: mlp_layer_types must be a list of 'dense' and 'sparse', got {kinds!r}")
     if len(kinds) != num_layers:
         raise CheckpointError(
@@ -227,7 +231,7 @@ def _weight_block(config: Config) -> tuple[int, int] | None:
     if not quantization:
         return None
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8":
+    if method != "fp8" or not isinstance(quantization, dict):
         raise CheckpointError(
             f"config.json: quantization_config has quant_method {method!r}, which is not supported; "
             "use the FP8 block-scaled or the unquantized checkpoint"
@@ -235,7 +239,7 @@ def _weight_block(config: Config) -> tuple[int, int] | None:
     if quantization.get("fmt", "e4m3") != "e4m3":
         raise CheckpointError(f"config.json: quantization_config: fmt must be 'e4m3', got {quantization['fmt']!r}")
     block = quantization.get("weight_block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
         raise CheckpointError(
             "config.json: quantization_config: weight_block_size must be two positive integers, "
             f"such as [128, 128], got {block!r}; FP8 weights with one scale a tensor are not supported"

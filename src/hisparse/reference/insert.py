@@ -1,4 +1,4 @@
-"""Slots for the records that this step will produce, in one layer; their data comes with write_through."""
+"""Slots for the records that this step will produce, in one index group; their data comes with write_through."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ def insert(tables: SlotTables, rows: Tensor, step: int, policy: Policy) -> Claim
     """Claim a slot for each new row, as for a fetched one, stamped as used in this step.
 
     Args:
-        tables: of one layer.
+        tables: of one index group.
         rows: int64 [b], distinct, in no slot.
         step: the step that produces the records.
         policy: who leaves if no slot is free.

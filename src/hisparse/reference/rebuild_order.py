@@ -1,4 +1,4 @@
-"""Make a layer's list of victims anew. Off the critical path: resolve only walks the list."""
+"""Make an index group's list of victims anew. Off the critical path: resolve only walks the list."""
 
 import torch
 
@@ -12,7 +12,7 @@ def rebuild_order(tables: SlotTables, step: int, policy: Policy, listed_at: int)
     """Sort the slots in use by the policy's key and start the list from its beginning.
 
     Args:
-        tables: of one layer.
+        tables: of one index group.
         step: the current step, for policies that depend on it.
         policy: whose order function to use.
         listed_at: slots stamped later than this count as used since the list was made.

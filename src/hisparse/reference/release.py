@@ -6,10 +6,10 @@ from hisparse.device_pool import FREE, SlotTables
 
 
 def release(tables: SlotTables, rows: Tensor) -> None:
-    """Clear the rows' entries in one layer and put their slots on the free list.
+    """Clear the rows' entries in one index group and put their slots on the free list.
 
     Args:
-        tables: of one layer.
+        tables: of one index group.
         rows: int64 [n], distinct, -1: none; rows that are in no slot are passed over.
     """
     rows = rows[rows >= 0]

@@ -24,7 +24,7 @@ class Resolved(NamedTuple):
 
 
 def resolve(
-    tables: SlotTables,  # of one layer
+    tables: SlotTables,  # of one index group
     rows: Tensor,  # [b, k] int64, distinct in a request, -1 pads
     step: int,
     policy: Policy,

@@ -7,7 +7,7 @@ from hisparse.reference.claim import enter, pop_free
 
 
 def stage(
-    tables: SlotTables,  # of one layer
+    tables: SlotTables,  # of one index group
     records: Tensor,  # [n, record_bytes] uint8
     rows: Tensor,  # [n] int64, in no slot
     step: int,  # after every step that has begun

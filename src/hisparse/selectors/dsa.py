@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hisparse.attention.latent_records import FP8_GROUP, SCALE_BYTES, from_fp8, to_fp8
+from hisparse.errors import ModelOutputError
 from hisparse.layout import PAGE_RECORDS, num_pages_for
 
 BLOCK = 1024  # positions whose scores are computed at a time
@@ -165,6 +166,7 @@ class DSA:
                 positions[i, :length] = torch.arange(length, device=query.device)
                 continue
             scores = score_keys(self._read(state, page_table[i], length), query[i : i + 1], weights[i : i + 1])
+            _check_scores(scores[:, :length])
             best, kth_score[i : i + 1] = best_scored(scores[:, :length], self.top_k)
             positions[i] = best[0].nonzero()[:, 0]
         return Selected(positions, kth_score)
@@ -194,6 +196,7 @@ class DSA:
         for own, q, w in zip(*(x.split(QUERIES) for x in (positions, query, weights)), strict=True):
             later = column > own[:, None]
             scores = score_keys(keys, q, w)[:, :length].masked_fill_(later, -torch.inf)
+            _check_scores(scores)
             pieces.append(best_scored(scores, self.top_k)[0] & ~later)
         return torch.cat(pieces)
 
@@ -253,6 +256,14 @@ def score_keys(keys: Tensor, query: Tensor, weights: Tensor) -> Tensor:
         each_head = (rows @ block.T).clamp_(min=0).view(num_queries, num_heads, BLOCK)
         blocks.append(torch.bmm(head_weights, each_head)[:, 0])
     return torch.cat(blocks, dim=-1)
+
+
+def _check_scores(scores: Tensor) -> None:
+    """NaN has no rank: what it selects would be arbitrary, or nothing."""
+    if scores.isnan().any():
+        raise ModelOutputError(
+            "the indexer's scores are NaN: the checkpoint is damaged, or its dtype overflows (try float32)"
+        )
 
 
 def best_scored(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
