@@ -1,0 +1,57 @@
+"""Requests' prompts as tokens that the model knows. Tokenizing takes a while for long prompts, so it happens aside."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from hisparse.server.errors import ApiError
+from hisparse.server.protocol import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAME_ROLES = {"developer": "system"}  # OpenAI's newer name, which chat templates do not know
+
+
+class PromptReader:
+    """Turns prompts into tokens, one at a time, on a thread of its own.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: tokens are below this.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hisparse-tokenizer")
+        tokenizer.encode("")  # the first call settles the tokenizer's own options, before threads share it
+
+    async def read(self, prompt: str | list[int]) -> list[int]:
+        """A prompt's tokens. Raises `ApiError` for a token that the model does not have."""
+        tokens = await self._aside(prompt) if isinstance(prompt, str) else prompt
+        for token in tokens:
+            if not 0 <= token < self._vocab_size:
+                raise ApiError(f"prompt: tokens must be from 0 to {self._vocab_size - 1}, got {token}", param="prompt")
+        return tokens
+
+    async def read_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A chat's tokens in the model's template, ready for the answer."""
+        return await self.read(await asyncio.get_running_loop().run_in_executor(self._thread, self._chat, messages))
+
+    async def _aside(self, text: str) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, text)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def _chat(self, messages: Sequence[Message]) -> list[int]:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ApiError("this model has no chat template: use /v1/completions")
+        turns = [{"role": SAME_ROLES.get(one.role, one.role), "content": one.content} for one in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is the model's own program, and says in its own way what it refuses
+            raise ApiError(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        return list(self._tokenizer.encode(rendered, add_special_tokens=False))
