@@ -19,8 +19,8 @@ from hisparse.checkpoint.packed_experts import split_packed_experts
 from hisparse.checkpoint.resolve_name import resolve_name
 from hisparse.checkpoint.tokenizer import load_tokenizer, stop_token_ids
 from hisparse.checkpoint.weight_check import check_weights, drop_harmless
-from hisparse.errors import CheckpointError
 from hisparse.models import Model, llama_config, sparse_mla_config, sparse_mla_weights
+from hisparse.models.config_values import architecture_of
 from hisparse.models.llama import Llama
 from hisparse.models.llama_config import LlamaConfig
 from hisparse.models.sparse_mla import SparseMla
@@ -74,16 +74,9 @@ def _read_tensors(source: Path | GgufFile, config: dict[str, Any], dtype: torch.
 
 
 def _model_config(config: dict[str, Any]) -> LlamaConfig | SparseMlaConfig:
-    named = config.get("architectures") or []
-    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-        raise CheckpointError(f"config.json: architectures must be a list of names, got {named!r}")
-    if any(architecture in sparse_mla_config.ARCHITECTURES for architecture in named):
+    if architecture_of(config, ARCHITECTURES) in sparse_mla_config.ARCHITECTURES:
         return SparseMlaConfig.from_dict(config)
-    if any(architecture in llama_config.ARCHITECTURES for architecture in named):
-        return LlamaConfig.from_dict(config)
-    raise CheckpointError(
-        f"config.json: architectures {named!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-    )
+    return LlamaConfig.from_dict(config)
 
 
 def _build(

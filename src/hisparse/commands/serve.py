@@ -18,8 +18,8 @@ from hisparse.commands.options import (
     TopKOption,
     build_config,
 )
-from hisparse.commands.progress import bars, say
-from hisparse.commands.session import load_model
+from hisparse.commands.progress import say
+from hisparse.commands.session import load_model, make_engine
 from hisparse.config import HiSparseConfig
 
 if TYPE_CHECKING:
@@ -105,11 +105,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _build(loaded: "Loaded", config: HiSparseConfig, context: int) -> "Engine":
-    from hisparse.engine import build_engine
-
-    sizes = [context] * config.max_running_requests
-    with bars() as group:
-        engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
+    engine = make_engine(loaded, config, [context] * config.max_running_requests)
     layout = engine.runner.cache.layout
     say(
         f"device KV {layout.device_kv_bytes / 1e6:.1f} MB, host pool {layout.host_bytes / 1e6:.1f} MB: "

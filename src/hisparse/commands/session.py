@@ -70,6 +70,18 @@ def tokenize(loaded: "Loaded", texts: Sequence[str], chat: bool | None) -> list[
     return [list(loaded.tokenizer.encode(text)) for text in texts]
 
 
+def make_engine(loaded: "Loaded", config: HiSparseConfig, sizes: Sequence[int]) -> "Engine":
+    """An engine for requests of these sizes, with a bar while the host pool is pinned."""
+    from hisparse.engine import build_engine
+
+    with bars() as group:
+        engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
+    used = engine.runner.cache.layout.top_k
+    if config.top_k is not None and config.top_k > used:
+        say(f"top_k {config.top_k}: this model's indexer was trained to read {used}, so layers read {used}")
+    return engine
+
+
 def prepare(
     loaded: "Loaded",
     config: HiSparseConfig,
@@ -78,7 +90,6 @@ def prepare(
     observers: Sequence["Observer"] = (),
 ) -> Session:
     """Build an engine for these prompts and queue them."""
-    from hisparse.engine import build_engine
     from hisparse.engine.engine import check_prompt
     from hisparse.engine.meter import Meter
 
@@ -86,11 +97,7 @@ def prepare(
     for prompt in prompts:
         check_prompt(prompt, context)
     sizes = [min(len(prompt) + params.max_tokens, context) for prompt in prompts]
-    with bars() as group:
-        engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
-    used = engine.runner.cache.layout.top_k
-    if config.top_k is not None and config.top_k > used:
-        say(f"top_k {config.top_k}: this model's indexer was trained to read {used}, so layers read {used}")
+    engine = make_engine(loaded, config, sizes)
     meter = Meter(engine.runner.cache)
     engine.observers += [meter, *observers]
     return Session(engine, meter, [engine.submit(prompt, params) for prompt in prompts])

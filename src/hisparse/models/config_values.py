@@ -4,12 +4,24 @@ Checkpoint configurations are written by others. `llama_config.py` and `rope.py`
 through these functions; a wrong one raises a `CheckpointError` with the key, the value and the expectation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hisparse.errors import CheckpointError
 
 Config = Mapping[str, Any]
+
+
+def architecture_of(config: Config, known: Iterable[str]) -> str:
+    """The first of `architectures` that is known."""
+    named = config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise CheckpointError(f"config.json: architectures must be a list of names, got {named!r}")
+    supported = list(known)
+    for architecture in named:
+        if architecture in supported:
+            return str(architecture)
+    raise CheckpointError(f"config.json: architectures {named!r} is not supported; supported: {', '.join(supported)}")
 
 
 def positive_int(config: Config, key: str, default: int | None = None) -> int:

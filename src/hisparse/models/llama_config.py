@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hisparse.errors import CheckpointError
-from hisparse.models.config_values import Config, boolean, positive_float, positive_int, token_ids
+from hisparse.models.config_values import Config, architecture_of, boolean, positive_float, positive_int, token_ids
 from hisparse.models.rope import RopeConfig
 
 
@@ -67,7 +67,7 @@ class LlamaConfig:
 
         Raises `CheckpointError` for an unsupported architecture or feature, and for wrong or missing values.
         """
-        architecture = _architecture(config)
+        architecture = architecture_of(config, ARCHITECTURES)
         _refuse_unsupported(config)
         traits = ARCHITECTURES[architecture]
         num_heads = positive_int(config, "num_attention_heads")
@@ -134,15 +134,6 @@ def _layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         if bias:
             shapes[f"{name}.bias"] = (outputs,)
     return shapes
-
-
-def _architecture(config: Config) -> str:
-    named = config.get("architectures") or []
-    for architecture in named:
-        if architecture in ARCHITECTURES:
-            return str(architecture)
-    supported = ", ".join(ARCHITECTURES)
-    raise CheckpointError(f"config.json: architectures {named!r} is not supported; supported: {supported}")
 
 
 def _refuse_unsupported(config: Config) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hisparse.errors import CheckpointError
 from hisparse.models.anchors import anchors_of, layers_with_indexer
-from hisparse.models.config_values import Config, boolean, positive_float, positive_int, token_ids
+from hisparse.models.config_values import Config, architecture_of, boolean, positive_float, positive_int, token_ids
 from hisparse.models.rope import RopeConfig
 from hisparse.models.routed_experts import ExpertsConfig
 
@@ -94,7 +94,7 @@ class SparseMlaConfig:
 
         Raises `CheckpointError` for an unsupported architecture or feature, and for wrong or missing values.
         """
-        architecture = _architecture(config)
+        architecture = architecture_of(config, ARCHITECTURES)
         _refuse_unsupported(config)
         num_layers = positive_int(config, "num_hidden_layers")
         rope = _rope(config)
@@ -127,15 +127,6 @@ class SparseMlaConfig:
             weight_block=_weight_block(config),
             eos_token_ids=token_ids(config, "eos_token_id"),
         )
-
-
-def _architecture(config: Config) -> str:
-    named = config.get("architectures") or []
-    for architecture in named:
-        if architecture in ARCHITECTURES:
-            return str(architecture)
-    supported = ", ".join(ARCHITECTURES)
-    raise CheckpointError(f"config.json: architectures {named!r} is not supported; supported: {supported}")
 
 
 def _refuse_unsupported(config: Config) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from hisparse.chat import encode_turns
 from hisparse.server.errors import ApiError
 from hisparse.server.protocol import Message
 
@@ -51,7 +52,6 @@ class PromptReader:
             raise ApiError("this model has no chat template: use /v1/completions")
         turns = [{"role": SAME_ROLES.get(one.role, one.role), "content": one.content} for one in messages]
         try:
-            rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            return encode_turns(self._tokenizer, turns)
         except Exception as error:  # a template is the model's own program, and says in its own way what it refuses
             raise ApiError(f"the model's chat template refuses these messages: {error}", param="messages") from error
-        return list(self._tokenizer.encode(rendered, add_special_tokens=False))
