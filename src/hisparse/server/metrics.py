@@ -88,6 +88,11 @@ class Metrics(Collector):
         self._prompt_tokens = Counter("hisparse_prompt_tokens", "Of requests that began.", registry=self._registry)
         self._output_tokens = Counter("hisparse_output_tokens", "Of requests that ended.", registry=self._registry)
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The engine as it was last seen; taken at most twice a second. May be asked for on any thread."""
+        return self._snapshot
+
     def stepped(self, engine: Engine) -> None:
         """Take a snapshot if it is time."""
         now = time.monotonic()
