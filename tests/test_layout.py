@@ -4,9 +4,11 @@ import re
 from dataclasses import FrozenInstanceError
 
 import pytest
+import torch
 
+from hisparse.kernels.state import new_launch_state, new_miss_plan
 from hisparse.layout import INT32_LIMIT, CacheLayout, num_pages_for
-from tests.caches import SMALL, small_cache, small_layout
+from tests.caches import SMALL, default_device, small_cache, small_layout, small_state
 
 
 @pytest.mark.parametrize(("positions", "pages"), [(0, 0), (1, 1), (63, 1), (64, 1), (65, 2), (128, 2), (6401, 101)])
@@ -43,9 +45,27 @@ def test_the_pools_have_the_sizes_that_the_layout_says() -> None:
 
 
 def test_table_bytes_are_those_of_the_tables() -> None:
-    cache = small_cache(num_slots=17)
-    tables = sum(table.nbytes for table in cache.device_pool.tables)
-    assert cache.layout.table_bytes == tables + cache.admission.page_table.nbytes
+    cache = small_cache(num_slots=17, max_positions=100)
+    pool = cache.device_pool
+    tables = [*pool.tables, pool.all_counters, cache.admission.page_table, cache._steps._recorded_inputs]
+    assert cache.layout.table_bytes == sum(table.nbytes for table in tables)
+
+
+@pytest.mark.parametrize("anchors", [(0, 1, 2), (0, 0, 2)])
+def test_launch_bytes_are_those_of_the_kernels_state(anchors: tuple[int, ...]) -> None:
+    layout = small_layout(num_layers=3, anchors=anchors)
+    state = new_launch_state(len(layout.groups), default_device())
+    num_followed = len(anchors) - len(layout.groups)
+    plan = new_miss_plan(layout.max_requests * layout.top_k, default_device())
+    plan_bytes = sum(tensor.nbytes for tensor in plan)
+    assert layout.launch_bytes == sum(tensor.nbytes for tensor in state) + num_followed * plan_bytes
+
+
+def test_selection_state_bytes_are_those_of_the_state() -> None:
+    layout = small_layout(max_positions=100)
+    state = small_state(layout, num_layers=5, page_shape=(3, 7))
+    page_bytes = 3 * 7 * torch.float32.itemsize
+    assert layout.selection_state_bytes(5, page_bytes) == state.data.nbytes + state.page_table.nbytes
 
 
 def test_it_is_frozen() -> None:

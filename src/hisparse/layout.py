@@ -11,6 +11,8 @@ PAGE_RECORDS = 64  # records in a page of the host pool
 TILE_RECORDS = 1024  # records in a tile of the prefill workspace
 NUM_TILES = 2  # one is read while the next is filled
 RECORD_ALIGNMENT = 16  # bytes; the GPU moves records in loads of this size
+CONTROL_BYTES = 128  # a group's, see kernels/state.py
+BINS_BYTES = 48 * 1024  # of a group's order while it is made, see kernels/state.py
 INT32_LIMIT = 2**31 - 1  # rows and slots are int32 in every table
 
 
@@ -142,9 +144,39 @@ class CacheLayout:
 
     @property
     def table_bytes(self) -> int:
-        """Device bytes of the tables: in every group an int32 a row, five a slot and four more; the page table."""
-        per_group = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4
-        return len(self.groups) * per_group + 4 * self.max_requests * self.max_pages
+        """Device bytes of the tables, on any device.
+
+        In every group an int32 a row, five a slot and four more, and five int64 counters; the page table; four int64 a
+        request, the inputs of recorded steps.
+        """
+        per_group = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4 + 8 * 5
+        return len(self.groups) * per_group + self.page_table_bytes + 8 * 4 * self.max_requests
+
+    @property
+    def launch_bytes(self) -> int:
+        """Device bytes that the kernels keep between launches, beside the tables; on a GPU only.
+
+        In every group a control block and the order's bins; for each anchor that others follow a miss plan.
+        """
+        followed = sum(bool(self.shared_layers(anchor)) for anchor in self.groups)
+        plan = 4 * (2 * self.max_requests * self.top_k + 1)
+        return len(self.groups) * (CONTROL_BYTES + BINS_BYTES) + followed * plan
+
+    @property
+    def page_table_bytes(self) -> int:
+        """Device bytes of a page table, an int32 a page of each request."""
+        return 4 * self.max_requests * self.max_pages
+
+    def selection_state_bytes(self, num_state_layers: int, page_bytes: int) -> int:
+        """Device bytes of a selection state that has a page for each of the host pool's.
+
+        One more page is scratch, and there is a page table of its own.
+
+        Args:
+            num_state_layers: layers that keep state.
+            page_bytes: of one page (64 positions) in one layer.
+        """
+        return num_state_layers * (self.num_pages + 1) * page_bytes + self.page_table_bytes
 
     def full_kv_bytes(self, num_positions: int) -> int:
         """Bytes that `num_positions` records take in all layers: what a resident cache would hold."""
