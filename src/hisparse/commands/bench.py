@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hisparse.commands import bench_serve
 from hisparse.commands.options import JsonOption, print_json
 
 if TYPE_CHECKING:
     from hisparse.bench.resolve_setup import Setup
 
 app = typer.Typer(help="Measurements, each with what it is compared to.", no_args_is_help=True)
+app.command()(bench_serve.serve)
 
 TraceOption = Annotated[
     str | None,
