@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, serve, verify
+from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, plan, serve, verify
 from hisparse.errors import HiSparseError
 
 INTERRUPTED = 130
@@ -29,6 +29,7 @@ app.command()(doctor.doctor)
 app.command()(fetch.fetch)
 app.command()(generate.generate)
 app.command()(make_tiny.make_tiny)
+app.command()(plan.plan)
 app.command()(serve.serve)
 app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")

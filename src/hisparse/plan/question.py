@@ -1,0 +1,129 @@
+"""What is asked: a model on a machine, for requests of one length. Made here from what people write, and checked."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hisparse.config import HiSparseConfig
+from hisparse.engine.family import Family
+from hisparse.plan.footprint import resident_bytes
+from hisparse.plan.machine import GB, Machine, is_data_parallel
+from hisparse.plan.misses import MissCurve, calibrated
+from hisparse.plan.planned_model import PlannedModel, read_model
+from hisparse.plan.quantities import parse_bytes, parse_tokens
+from hisparse.plan.weights import WeightBytes, weight_bytes
+
+RESERVATIONS = (2, 3, 4)  # of top_k: the paper's useful range, its section 4.4
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INDEX_KEYS = ("auto", "fp8")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked."""
+
+    model: PlannedModel
+    family: Family  # of one GPU's share
+    weights: WeightBytes
+    machine: Machine
+    config: HiSparseConfig
+    context: int  # positions of a request, prompt and answer
+    curve: MissCurve
+    step_budget_ms: float  # of the link, a step
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of one GPU, beside the weights; negative where these do not fit."""
+        return self.machine.cache_bytes_per_gpu(self.weights)
+
+    @property
+    def resident_requests_per_gpu(self) -> int:
+        """Requests that fit with all their records on the device."""
+        return max(self.cache_bytes, 0) // resident_bytes(self.family, self.context)
+
+    @property
+    def reservations(self) -> tuple[int, ...]:
+        """The B to look at: the configuration's, or multiples of top_k."""
+        own = self.config.device_buffer_size
+        return (own,) if own else tuple(ratio * self.family.top_k for ratio in RESERVATIONS)
+
+
+def ask(
+    model: str,
+    config: HiSparseConfig,
+    *,
+    device_memory: str,
+    host_memory: str,
+    context: str | None = None,
+    gpus: int = 1,
+    attention: str = "auto",
+    link: float = 53.0,
+    step_budget: float = 30.0,
+    memory_fraction: float = 0.95,
+    weight_memory: str | None = None,
+    index_keys: str = "auto",
+    dtype: str = "bfloat16",
+    curve: MissCurve | None = None,
+) -> Question:
+    """The question that `hisparse plan` puts; its options say what the arguments mean.
+
+    Args:
+        curve: expected misses. Default: the built-in calibration of the configuration's policy.
+
+    Raises:
+        CheckpointError: a model that is not there or not supported.
+        ValueError: any other argument that cannot be, with what is accepted.
+    """
+    _check(config, step_budget, index_keys, dtype)
+    planned = read_model(model, DTYPES[dtype])
+    machine = Machine(
+        device_memory=parse_bytes("--device-memory", device_memory),
+        host_memory=parse_bytes("--host-memory", host_memory),
+        gpus=gpus,
+        memory_fraction=memory_fraction,
+        data_parallel=is_data_parallel(attention, planned, gpus),
+        link=link * GB,
+    )
+    return Question(
+        model=planned,
+        family=planned.family(config, machine.attention_shares, fp8_index_keys=index_keys == "fp8"),
+        weights=_weights(planned, weight_memory),
+        machine=machine,
+        config=config,
+        context=_context(planned, context, config),
+        curve=curve or calibrated(config.policy),
+        step_budget_ms=step_budget,
+    )
+
+
+def _check(config: HiSparseConfig, step_budget: float, index_keys: str, dtype: str) -> None:
+    if config.host_to_device_ratio is not None:
+        raise ValueError(
+            "host_to_device_ratio is what the plan finds out: leave it out, --host-memory says what there is"
+        )
+    if not 0 < step_budget < float("inf"):
+        raise ValueError(f"--step-budget must be a finite number of milliseconds above 0, got {step_budget}")
+    for name, value, choices in (("--index-keys", index_keys, INDEX_KEYS), ("--dtype", dtype, tuple(DTYPES))):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _weights(model: PlannedModel, weight_memory: str | None) -> WeightBytes:
+    weights = weight_bytes(model)
+    return weights if weight_memory is None else weights.scaled_to(parse_bytes("--weight-memory", weight_memory))
+
+
+def _context(model: PlannedModel, text: str | None, config: HiSparseConfig) -> int:
+    most = model.config.max_positions
+    context = most if text is None else parse_tokens("--context", text)
+    if context > most:
+        raise ValueError(
+            f"--context {context:,} is beyond the {most:,} tokens that {model.name} can read: "
+            f"use --context {most} or less"
+        )
+    if config.selector == "all" and context > config.top_k_for(None):
+        raise ValueError(
+            f"the selector 'all' reads every position: --top-k must be the context, {context}, "
+            f"got {config.top_k_for(None)}"
+        )
+    return context

@@ -1,0 +1,144 @@
+"""A plan as one JSON object, and what it rests on, in words."""
+
+from dataclasses import asdict
+from typing import Any
+
+from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
+from hisparse.plan.machine import GB
+from hisparse.plan.paper import compare_with_paper
+from hisparse.plan.plan import Option, Plan, recommended_keys
+from hisparse.plan.question import Question
+
+ROWS_PER_US = 40  # measured on one H200, see LOG.md: where the time of a resolve goes
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """All figures by name: bytes, requests, milliseconds and shares; per GPU unless the name says otherwise."""
+    question = plan.question
+    return {
+        "model": question.model.name,
+        "architecture": question.model.config.architecture,
+        "context": question.context,
+        "dtype": str(question.model.dtype).removeprefix("torch."),
+        "top_k": question.family.top_k,
+        "policy": question.config.policy,
+        "machine": _machine(question),
+        "records": {"layers": len(question.family.anchors), "bytes": question.family.record_bytes},
+        "selection_state_layers": question.family.num_state_layers,
+        "index_groups": len(set(question.family.anchors)),
+        "bytes_per_token": {name: _whole(value) for name, value in per_token(question.family)._asdict().items()},
+        "weights": {
+            "parameters": question.weights.num_parameters,
+            "bytes": question.weights.total,
+            "bytes_per_gpu": question.machine.weight_bytes_per_gpu(question.weights),
+        },
+        "cache_bytes_per_gpu": question.cache_bytes,
+        "resident": _resident(question),
+        "miss_rates_from": question.curve.source,
+        "step_budget_ms": question.step_budget_ms,
+        "hierarchical": [_option(option) for option in plan.options],
+        "recommended": recommended_keys(plan.best) if plan.best else None,
+        "recommended_cache": _recommended_cache(plan.best),
+        "against_the_paper": [comparison._asdict() for comparison in compare_with_paper(question)],
+        "assumptions": assumptions(question),
+    }
+
+
+def assumptions(question: Question) -> list[str]:
+    """What the figures rest on."""
+    machine = question.machine
+    lines = [
+        f"{machine.memory_fraction:.0%} of a GPU's memory is for weights and cache, the rest for all else it needs",
+        _about_attention(question),
+        f"misses: {question.curve.source}",
+        f"link: {machine.link / GB:g} GB/s to each GPU. Scattered rows of a large host pool were seen to come at "
+        f"{ROWS_PER_US} a microsecond, {_rows_gb_per_s(question):.0f} GB/s of these records: --link plans with less",
+    ]
+    if machine.gpus > 1:
+        lines.append(
+            "`hisparse serve` runs on one GPU and does not divide weights: the configuration is for each GPU's cache"
+        )
+    if getattr(question.model.config, "weight_block", None):
+        lines.append("FP8 weights are counted as stored; `hisparse serve` turns them into the dtype as it loads them")
+    return lines
+
+
+def _rows_gb_per_s(question: Question) -> float:
+    return ROWS_PER_US * question.family.record_bytes / 1e3
+
+
+def _about_attention(question: Question) -> str:
+    if question.machine.gpus == 1:
+        return "one GPU: weights, cache and all requests are on it"
+    if question.machine.data_parallel:
+        return (
+            "dp: each GPU attends for requests of its own; attention weights are on each, experts, MLPs, embedding and "
+            "head are divided"
+        )
+    if question.model.is_latent:
+        return "tp: weights are divided; the records of every request are on every GPU, and in a host pool of each"
+    return "tp: weights and KV heads are divided; every GPU has its heads' part of every request"
+
+
+def _machine(question: Question) -> dict[str, Any]:
+    machine = asdict(question.machine)
+    link, data_parallel = machine.pop("link"), machine.pop("data_parallel")
+    return machine | {"attention": "dp" if data_parallel else "tp", "link_gb_per_s": link / GB}
+
+
+def _resident(question: Question) -> dict[str, int]:
+    per_gpu = question.resident_requests_per_gpu
+    return {
+        "bytes_per_request": resident_bytes(question.family, question.context),
+        "requests_per_gpu": per_gpu,
+        "requests": per_gpu * question.machine.independent_caches,
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    question, fits = option.question, option.capacity
+    one = footprint(question.family, question.context, 1, option.device_buffer_size)
+    return {
+        "device_buffer_size": option.device_buffer_size,
+        "requests_per_gpu": fits.requests,
+        "requests": fits.requests * question.machine.independent_caches,
+        "limited_by": fits.limited_by,
+        "requests_per_gpu_by_device_memory": fits.by_device,
+        "requests_per_gpu_by_host_memory": fits.by_host,
+        "slots_bytes_per_request": one.layout.slots_bytes,
+        "cache": _cache(option.footprint),
+        "miss_rate": option.miss_rate,
+        "misses_per_request_and_layer": option.miss_rate * question.family.top_k,
+        "fetched_bytes_per_request": option.misses_per_request * question.family.record_bytes,
+        "link_ms_per_step": option.link_ms,
+        "link_ms_of_anchors": option.link_ms * option.anchor_share,
+        "within_budget": option.link_ms <= question.step_budget_ms,
+        "requests_per_gpu_within_budget": option.requests_in_budget,
+    }
+
+
+def _recommended_cache(option: Option | None) -> dict[str, int] | None:
+    """As `_cache`, of as many requests as the budget allows."""
+    if option is None:
+        return None
+    question = option.question
+    return _cache(footprint(question.family, question.context, option.requests_in_budget, option.device_buffer_size))
+
+
+def _cache(size: Footprint | None) -> dict[str, int] | None:
+    """What one GPU's cache allocates."""
+    return size and {
+        "slots_bytes": size.layout.slots_bytes,
+        "workspace_bytes": size.layout.workspace_bytes,
+        "device_kv_bytes": size.layout.device_kv_bytes,
+        "table_bytes": size.layout.table_bytes,
+        "launch_bytes": size.layout.launch_bytes,
+        "selection_state_bytes": size.selection_state_bytes,
+        "device_bytes": size.device_bytes,
+        "host_bytes": size.host_bytes,
+    }
+
+
+def _whole(value: float) -> float:
+    """As a whole number where it is one."""
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,115 @@
+"""What the plan says is what the cache allocates, to the byte, for every family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hisparse.cache import HierarchicalCache
+from hisparse.checkpoint import load
+from hisparse.config import HiSparseConfig
+from hisparse.engine import build_engine
+from hisparse.engine.family import state_of
+from hisparse.kernels.state import new_launch_state, new_miss_plan
+from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
+from hisparse.plan.question import DTYPES
+from tests.plan.families import EVERY_FAMILY, ask_named, ask_tiny, write_family
+
+CONTEXT, REQUESTS = 650, 3  # ten pages and a bit
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in EVERY_FAMILY},
+    "own sizes": ("qwen2", {"top_k": 96, "device_buffer_size": 200}),
+    "a selection each head": ("qwen3", {"quest_per_kv_head": True}),
+    "every position": ("llama", {"selector": "all", "top_k": CONTEXT}),
+    "fp8 records": ("deepseek-v3.2", {"kv_cache_dtype": "fp8"}),
+    "fp8 records of shared layers": ("glm-5.2", {"kv_cache_dtype": "fp8", "top_k": 48}),
+}
+
+
+def planned(folder: Path, keys: dict[str, Any], dtype: str = "float32") -> Footprint:
+    """From config.json alone, for as many requests as the cache will have."""
+    question = ask_tiny(folder, HiSparseConfig.from_mapping(keys), context=str(CONTEXT), dtype=dtype)
+    return footprint(question.family, CONTEXT, REQUESTS, min(question.reservations))
+
+
+def cache_of(folder: Path, keys: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> HierarchicalCache:
+    config = HiSparseConfig.from_mapping(keys | {"max_running_requests": REQUESTS})
+    loaded = load(folder, dtype=DTYPES[dtype], device=device)
+    return build_engine(loaded, config, [CONTEXT] * REQUESTS).runner.cache
+
+
+def check_bytes(cache: HierarchicalCache, size: Footprint) -> None:
+    """Every tensor that the cache holds, but for what kernels keep."""
+    layout, state = size.layout, state_of(cache)
+    assert layout == cache.layout
+    assert layout.slots_bytes == cache.device_pool.records.nbytes
+    assert layout.workspace_bytes == cache.workspace._tiles.nbytes
+    tables = [*cache.device_pool.tables, cache.device_pool.all_counters, cache.admission.page_table]
+    assert layout.table_bytes == sum(table.nbytes for table in tables) + cache._steps._recorded_inputs.nbytes
+    assert size.selection_state_bytes == state.data.nbytes + state.page_table.nbytes
+    assert size.host_bytes == cache.host_pool.records.nbytes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bytes_are_those_of_the_cache(variant: str, tmp_path: Path) -> None:
+    name, keys = VARIANTS[variant]
+    folder = write_family(tmp_path / "tiny", name)
+    for dtype in ("float32", "bfloat16"):
+        check_bytes(cache_of(folder, keys, dtype), planned(folder, keys, dtype))
+
+
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+def test_launch_bytes_are_those_that_the_kernels_would_keep(name: str, tmp_path: Path) -> None:
+    size = planned(write_family(tmp_path / "tiny", name), {})
+    layout = size.layout
+    state = new_launch_state(len(layout.groups), torch.device("cpu"))
+    plans = [
+        new_miss_plan(layout.max_requests * layout.top_k, torch.device("cpu"))
+        for anchor in layout.groups
+        if layout.shared_layers(anchor)
+    ]
+    tensors = [*state, *(tensor for plan in plans for tensor in plan)]
+    assert layout.launch_bytes == sum(tensor.nbytes for tensor in tensors)
+    parts = layout.device_kv_bytes + layout.table_bytes + layout.launch_bytes + size.selection_state_bytes
+    assert size.device_bytes == parts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+def test_bytes_are_those_of_the_cache_on_a_gpu(name: str, tmp_path: Path) -> None:
+    from hisparse.kernels.backend import KernelBackend
+
+    folder = write_family(tmp_path / "tiny", name)
+    cache, size = cache_of(folder, {}, device="cuda"), planned(folder, {})
+    check_bytes(cache, size)
+    assert isinstance(cache.backend, KernelBackend)
+    plans = [tensor for plan in cache.backend._plans.values() for tensor in plan]
+    assert size.layout.launch_bytes == sum(tensor.nbytes for tensor in (*cache.backend._state, *plans))
+
+
+def test_no_weights_are_read(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "tiny", "glm-5.2")
+    before = planned(folder, {})
+    for path in folder.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    assert planned(folder, {}) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "records", "state", "tables"),
+    [
+        ("glm-5.1", {}, 78 * 1152, 78 * 256, 78 * 4),
+        ("glm-5.1", {"index_keys": "fp8"}, 78 * 1152, 78 * 132, 78 * 4),
+        ("glm-5.2", {"index_keys": "fp8"}, 78 * 1152, 21 * 132, 21 * 4),
+        ("deepseek-v3.2", {"dtype": "float32"}, 61 * 2304, 61 * 512, 61 * 4),
+    ],
+)
+def test_bytes_of_a_token(name: str, changes: dict[str, str], records: int, state: int, tables: int) -> None:
+    assert per_token(ask_named(name, **changes).family) == (records, state, tables)
+
+
+def test_a_resident_request_has_records_of_its_positions_and_state_of_its_pages() -> None:
+    family = ask_named().family
+    assert resident_bytes(family, 100) == 100 * 78 * 1152 + 128 * 78 * 256
