@@ -1,40 +1,31 @@
 """`hisparse plan`: what it prints, what it refuses, and how it leaves."""
 
 import json
+import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hisparse.checkpoint import load
+from hisparse.checkpoint.tiny import write_tiny
 from hisparse.checkpoint.tiny_mla import write_tiny_mla
-from hisparse.commands.main import main
 from hisparse.commands.options import build_config
 from hisparse.engine import build_engine
 from hisparse.engine.family import state_of
+from tests.checkpoint.test_gguf import converted, write_gguf
+from tests.commands.test_commands import Run
 
 H200S = ("--device-memory", "141GB", "--host-memory", "2TB", "--gpus", "8")
 GLM = ("glm-5.1", *H200S, "--context", "128K")
 
 
-class Run:
-    """Runs the command in this process and keeps what it did."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
-        with pytest.raises(SystemExit) as left:
-            main(["plan", *(str(argument) for argument in arguments)])
-        self.code = left.value.code or 0
-        self.out, self.err = capsys.readouterr()
-
-    def json(self) -> dict[str, Any]:
-        assert self.out.count("\n") == 1
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
+    return Run(capsys, "plan", *arguments)
 
 
 @pytest.mark.parametrize("name", ["glm-5.1", "glm-5.2", "deepseek-v3.2"])
 def test_models_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(capsys, name, *H200S, "--json")
+    run = plan(capsys, name, *H200S, "--json")
     result = run.json()
     assert run.code == 0
     assert run.err == ""
@@ -44,7 +35,7 @@ def test_models_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_of_glm_5_1(capsys: pytest.CaptureFixture[str]) -> None:
-    result = Run(capsys, *GLM, "--index-keys", "fp8", "--json").json()
+    result = plan(capsys, *GLM, "--index-keys", "fp8", "--json").json()
     assert result["context"] == 131_072
     assert result["bytes_per_token"] == {"records": 89_856, "selection_state": 10_296, "tables": 312}
     assert result["resident"]["requests"] == 16
@@ -59,7 +50,7 @@ def test_figures_of_glm_5_1(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tables_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(capsys, *GLM)
+    run = plan(capsys, *GLM)
     assert run.code == 0
     for words in ("131,072 tokens", "78 layers x 1,152 B", "fully resident", "13.4%", "13.09 GB", "about 15"):
         assert words in run.out
@@ -69,8 +60,11 @@ def test_tables_to_read(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_plan_of_a_folder_is_what_the_engine_allocates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny_mla(tmp_path / "tiny", "glm-5.2")
     machine = ("--device-memory", "8MB", "--host-memory", "3MB", "--context", "1K", "--dtype", "float32")
-    result = Run(capsys, folder, *machine, "--json").json()
-    config = build_config(json.dumps(result["recommended"]))
+    result = plan(capsys, folder, *machine, "--json").json()
+    command = shlex.split(result["serve"])
+    assert command[:5] == ["hisparse", "serve", str(folder), "--max-context", "1024"]
+    config = build_config(command[-1])
+    assert config == build_config(json.dumps(result["recommended"]))
     cache = build_engine(load(folder), config, [1024] * config.max_running_requests).runner.cache
     sizes, state = result["recommended_cache"], state_of(cache)
     assert sizes["slots_bytes"] == cache.device_pool.records.nbytes
@@ -79,12 +73,21 @@ def test_the_plan_of_a_folder_is_what_the_engine_allocates(tmp_path: Path, capsy
     assert sizes["table_bytes"] == cache.layout.table_bytes
 
 
+def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny(tmp_path / "tiny")
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", converted(folder, "LlamaForCausalLM"))
+    machine = ("--device-memory", "1GB", "--host-memory", "1GB", "--context", "1K", "--json")
+    of_folder, of_file = (plan(capsys, model, *machine).json() for model in (folder, file))
+    assert of_file.pop("serve") == of_folder.pop("serve").replace(str(folder), str(file))
+    assert of_file | {"model": ""} == of_folder | {"model": ""}
+
+
 def test_a_folder_goes_before_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_mla(tmp_path / "glm-5.1", "glm-5.1")
     monkeypatch.chdir(tmp_path)
-    assert Run(capsys, "glm-5.1", "--device-memory", "1GB", "--host-memory", "1GB", "--json").json()["context"] == 4096
+    assert plan(capsys, "glm-5.1", "--device-memory", "1GB", "--host-memory", "1GB", "--json").json()["context"] == 4096
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_folder_goes_before_a_name(
 def test_when_nothing_fits_the_figures_come_first(
     arguments: tuple[object, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(capsys, *arguments, "--json")
+    run = plan(capsys, *arguments, "--json")
     assert run.code == 2
     assert run.json()["recommended"] is None
     assert run.err.startswith("error: nothing fits")
@@ -117,14 +120,14 @@ def test_when_nothing_fits_the_figures_come_first(
     ids=lambda change: change[0],
 )
 def test_what_an_error_proposes_fits(change: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert Run(capsys, *GLM, "--gpus", 4, *change, "--json").code == 0
+    assert plan(capsys, *GLM, "--gpus", 4, *change, "--json").code == 0
 
 
 @pytest.mark.parametrize("change", [("--host-memory", "94.23GB"), ("--context", "27776")], ids=lambda change: change[0])
 def test_what_an_error_proposes_for_the_host_fits(
     change: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Run(capsys, *GLM, "--host-memory", "20GB", *change, "--json").code == 0
+    assert plan(capsys, *GLM, "--host-memory", "20GB", *change, "--json").code == 0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,7 @@ def test_what_an_error_proposes_for_the_host_fits(
     ids=str,
 )
 def test_refused(arguments: tuple[object, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(capsys, *arguments)
+    run = plan(capsys, *arguments)
     assert run.code == 2
     assert run.out == ""
     assert run.err.startswith("error: ")
@@ -164,19 +167,15 @@ def test_refused(arguments: tuple[object, ...], words: tuple[str, ...], capsys: 
 
 
 def test_dense_selection_needs_top_k_for_the_whole_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hisparse.checkpoint.tiny import write_tiny
-
     machine = (write_tiny(tmp_path / "tiny"), "--device-memory", "1GB", "--host-memory", "1GB", "--context", "2K")
-    run = Run(capsys, *machine, "--selector", "all")
+    run = plan(capsys, *machine, "--selector", "all")
     assert run.code == 2
     assert "--top-k must be the context, 2048, got 512" in run.err
-    assert Run(capsys, *machine, "--selector", "all", "--top-k", 2048).code == 0
+    assert plan(capsys, *machine, "--selector", "all", "--top-k", 2048).code == 0
 
 
 def test_index_keys_are_an_indexers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hisparse.checkpoint.tiny import write_tiny
-
     machine = (write_tiny(tmp_path / "tiny"), "--device-memory", "1GB", "--host-memory", "1GB")
-    run = Run(capsys, *machine, "--index-keys", "fp8")
+    run = plan(capsys, *machine, "--index-keys", "fp8")
     assert run.code == 2
     assert "for models with an indexer, and this is a LlamaForCausalLM" in run.err

@@ -85,5 +85,4 @@ def is_data_parallel(attention: str, model: PlannedModel, gpus: int) -> bool:
         raise ValueError(f"--attention must be one of {', '.join(ATTENTION)}, got {attention!r}")
     if attention != "auto":
         return attention == "dp"
-    heads = getattr(model.config, "num_kv_heads", None)
-    return model.is_latent or heads is None or bool(heads % gpus)
+    return model.is_latent or not model.can_share(gpus)

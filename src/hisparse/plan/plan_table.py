@@ -10,7 +10,7 @@ from hisparse.plan.footprint import per_token, resident_bytes
 from hisparse.plan.paper import Comparison, compare_with_paper
 from hisparse.plan.plan import Option, Plan, recommended_keys
 from hisparse.plan.quantities import in_words
-from hisparse.plan.report import assumptions
+from hisparse.plan.report import assumptions, serve_command
 
 WIDTH = 120  # where there is no terminal
 NO_BREAK = "\u00a0"  # a space
@@ -37,7 +37,8 @@ def print_plan(plan: Plan) -> None:
         console.print(_against_the_paper(rows))
     if plan.best is not None:
         keys = json.dumps(recommended_keys(plan.best))
-        console.print(f"recommended, for each GPU: --hisparse-config '{keys}'", markup=False, soft_wrap=True)
+        each = f"recommended, for each GPU: --hisparse-config '{keys}'"
+        console.print(serve_command(plan) or each, markup=False, soft_wrap=True)
 
 
 def _against_the_paper(rows: Sequence[Comparison]) -> Table:

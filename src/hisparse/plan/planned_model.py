@@ -44,6 +44,10 @@ class PlannedModel:
         """Whether it has latent attention, whose record all heads share."""
         return isinstance(self.config, SparseMlaConfig)
 
+    def can_share(self, num_shares: int) -> bool:
+        """Whether attention can be divided so; latent attention's one record cannot, and goes to every share whole."""
+        return isinstance(self.config, SparseMlaConfig) or not self.config.num_kv_heads % num_shares
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor that the model needs, by name."""
         if isinstance(self.config, SparseMlaConfig):

@@ -30,6 +30,7 @@ class Question:
     context: int  # positions of a request, prompt and answer
     curve: MissCurve
     step_budget_ms: float  # of the link, a step
+    fp8_index_keys: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -40,6 +41,12 @@ class Question:
     def resident_requests_per_gpu(self) -> int:
         """Requests that fit with all their records on the device."""
         return max(self.cache_bytes, 0) // resident_bytes(self.family, self.context)
+
+    def family_on(self, machine: Machine) -> Family | None:
+        """How a GPU of another machine attends; None where the KV heads cannot be divided so."""
+        if not self.model.can_share(machine.attention_shares):
+            return None
+        return self.model.family(self.config, machine.attention_shares, fp8_index_keys=self.fp8_index_keys)
 
     @property
     def reservations(self) -> tuple[int, ...]:
@@ -75,7 +82,7 @@ def ask(
         ValueError: any other argument that cannot be, with what is accepted.
     """
     _check(config, step_budget, index_keys, dtype)
-    planned = read_model(model, DTYPES[dtype])
+    planned, fp8_index_keys = read_model(model, DTYPES[dtype]), index_keys == "fp8"
     machine = Machine(
         device_memory=parse_bytes("--device-memory", device_memory),
         host_memory=parse_bytes("--host-memory", host_memory),
@@ -86,13 +93,14 @@ def ask(
     )
     return Question(
         model=planned,
-        family=planned.family(config, machine.attention_shares, fp8_index_keys=index_keys == "fp8"),
+        family=planned.family(config, machine.attention_shares, fp8_index_keys=fp8_index_keys),
         weights=_weights(planned, weight_memory),
         machine=machine,
         config=config,
         context=_context(planned, context, config),
         curve=curve or calibrated(config.policy),
         step_budget_ms=step_budget,
+        fp8_index_keys=fp8_index_keys,
     )
 
 

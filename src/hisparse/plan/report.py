@@ -1,10 +1,14 @@
 """A plan as one JSON object, and what it rests on, in words."""
 
+import json
+import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
 from hisparse.plan.machine import GB
+from hisparse.plan.named_models import NAMED_MODELS
 from hisparse.plan.paper import compare_with_paper
 from hisparse.plan.plan import Option, Plan, recommended_keys
 from hisparse.plan.question import Question
@@ -19,7 +23,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "model": question.model.name,
         "architecture": question.model.config.architecture,
         "context": question.context,
-        "dtype": str(question.model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(question),
         "top_k": question.family.top_k,
         "policy": question.config.policy,
         "machine": _machine(question),
@@ -39,6 +43,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "hierarchical": [_option(option) for option in plan.options],
         "recommended": recommended_keys(plan.best) if plan.best else None,
         "recommended_cache": _recommended_cache(plan.best),
+        "serve": serve_command(plan),
         "against_the_paper": [comparison._asdict() for comparison in compare_with_paper(question)],
         "assumptions": assumptions(question),
     }
@@ -51,20 +56,43 @@ def assumptions(question: Question) -> list[str]:
         f"{machine.memory_fraction:.0%} of a GPU's memory is for weights and cache, the rest for all else it needs",
         _about_attention(question),
         f"misses: {question.curve.source}",
-        f"link: {machine.link / GB:g} GB/s to each GPU. Scattered rows of a large host pool were seen to come at "
-        f"{ROWS_PER_US} a microsecond, {_rows_gb_per_s(question):.0f} GB/s of these records: --link plans with less",
+        f"link: {machine.link / GB:g} GB/s to each GPU",
     ]
+    if (rows_gb_per_s := ROWS_PER_US * question.family.record_bytes / 1e3) < machine.link / GB:
+        lines.append(
+            f"scattered rows of a large host pool were seen to come at {ROWS_PER_US} a microsecond, "
+            f"{rows_gb_per_s:.0f} GB/s of these records: --link {rows_gb_per_s:.0f} plans with that"
+        )
     if machine.gpus > 1:
         lines.append(
             "`hisparse serve` runs on one GPU and does not divide weights: the configuration is for each GPU's cache"
         )
     if getattr(question.model.config, "weight_block", None):
         lines.append("FP8 weights are counted as stored; `hisparse serve` turns them into the dtype as it loads them")
+    if question.fp8_index_keys:
+        lines.append("FP8 index keys are the library's, DSA(fp8=True); `hisparse serve` keeps them in the dtype")
     return lines
 
 
-def _rows_gb_per_s(question: Question) -> float:
-    return ROWS_PER_US * question.family.record_bytes / 1e3
+def serve_command(plan: Plan) -> str | None:
+    """How to serve as recommended; None where `hisparse serve` cannot do it, or has no checkpoint to load."""
+    question = plan.question
+    is_named = question.model.name in NAMED_MODELS and not Path(question.model.name).exists()
+    if plan.best is None or question.machine.gpus > 1 or question.fp8_index_keys or is_named:
+        return None
+    arguments = {
+        "--max-context": str(question.context),
+        "--dtype": dtype_name(question),
+        "--device": "cuda",
+        "--hisparse-config": json.dumps(recommended_keys(plan.best)),
+    }
+    words = (question.model.name, *(word for pair in arguments.items() for word in pair))
+    return f"hisparse serve {shlex.join(words)}"
+
+
+def dtype_name(question: Question) -> str:
+    """As `--dtype` takes it."""
+    return str(question.model.dtype).removeprefix("torch.")
 
 
 def _about_attention(question: Question) -> str:

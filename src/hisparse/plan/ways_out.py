@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hisparse.engine.family import Family
 from hisparse.plan.capacity import largest
 from hisparse.plan.footprint import Footprint, footprint
 from hisparse.plan.machine import MOST_GPUS, Machine
@@ -31,7 +32,7 @@ def _shortages(question: Question, one: Footprint) -> list[str]:
     shortages = []
     if weights + one.device_bytes > machine.usable_bytes:
         shortages.append(
-            f"on each of {machine.gpus} GPUs the weights take {in_words(weights)} and the cache of one request of "
+            f"on each GPU ({machine.gpus}) the weights take {in_words(weights)} and the cache of one request of "
             f"{question.context:,} tokens {in_words(one.device_bytes)}, of {in_words(machine.usable_bytes)} usable "
             f"({machine.memory_fraction:.0%} of {in_words(machine.device_memory)})"
         )
@@ -59,23 +60,22 @@ def _changes(question: Question, one: Footprint) -> str:
 
 
 def _more_gpus(question: Question) -> list[str]:
-    """The next number of GPUs with which one request fits, if only they are too few."""
-    machine = question.machine
-    if not machine.data_parallel:  # the family is that of the share of a GPU, which would be another
-        return []
-    for gpus in range(machine.gpus + 1, MOST_GPUS + 1):
-        if _fits(question, replace(machine, gpus=gpus), question.context):
+    """The next number of GPUs with which one request fits, if there is one."""
+    for gpus in range(question.machine.gpus + 1, MOST_GPUS + 1):
+        machine = replace(question.machine, gpus=gpus)
+        family = question.family_on(machine)
+        if family is not None and _fits(question, family, machine, question.context):
             return [f"--gpus {gpus}"]
     return []
 
 
 def _shorter_context(question: Question) -> list[str]:
     """The longest context that fits, if only it is too long."""
-    context = largest(lambda length: _fits(question, question.machine, length), question.context)
+    context = largest(lambda length: _fits(question, question.family, question.machine, length), question.context)
     return [f"--context {context}"] if context else []
 
 
-def _fits(question: Question, machine: Machine, context: int) -> bool:
-    one = footprint(question.family, context, 1, min(question.reservations))
+def _fits(question: Question, family: Family, machine: Machine, context: int) -> bool:
+    one = footprint(family, context, 1, min(question.reservations))
     fits_device = one.device_bytes <= machine.cache_bytes_per_gpu(question.weights)
     return fits_device and one.host_bytes <= machine.host_bytes_per_gpu
