@@ -1,19 +1,20 @@
-"""The web application: OpenAI's paths, errors in OpenAI's form, health and metrics."""
+"""The web application: OpenAI's paths, errors in OpenAI's form, health, metrics and the dashboard."""
 
-import hmac
 import logging
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from hisparse.errors import HiSparseError
+from hisparse.server.dashboard.pages import add_dashboard
 from hisparse.server.endpoints import Endpoints
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.errors import ApiError, as_api_error
+from hisparse.server.keys import Check, check_browser, check_program
 from hisparse.server.metrics import Metrics
 from hisparse.server.prompts import PromptReader
 
@@ -38,7 +39,7 @@ def create_app(
         tokenizer: the model's.
         model_name: what clients call the model.
         max_context: positions of the longest request, prompt and answer; cut to what the cache can hold.
-        api_key: what clients must send for everything under /v1; None: nothing.
+        api_key: what clients must send for everything under /v1 and for the dashboard; None: nothing.
     """
     app = FastAPI(title="hisparse", docs_url=None, redoc_url=None, openapi_url=None)
     reader = PromptReader(tokenizer, loop.engine.runner.model.config.vocab_size)
@@ -46,12 +47,13 @@ def create_app(
     metrics = Metrics()
     loop.watches.append(metrics)
     _answer_errors(app)
-    _add_v1(app, endpoints, _key_check(api_key))
+    _add_v1(app, endpoints, check_program(api_key))
     _add_state(app, loop, metrics)
+    add_dashboard(app, loop, metrics, model_name, check_browser(api_key))
     return app
 
 
-def _add_v1(app: FastAPI, endpoints: Endpoints, check_key: Any) -> None:
+def _add_v1(app: FastAPI, endpoints: Endpoints, check_key: Check) -> None:
     guarded = [Depends(check_key)]
     card = {"id": endpoints.model_name, "object": "model", "created": int(time.time()), "owned_by": "hisparse"}
 
@@ -84,22 +86,6 @@ def _add_state(app: FastAPI, loop: EngineLoop, metrics: Metrics) -> None:
     @app.get("/metrics")
     async def show_metrics() -> Response:
         return Response(metrics.text(loop.num_unfinished), media_type=metrics.content_type)
-
-
-def _key_check(api_key: str | None) -> Any:
-    async def check(authorization: Annotated[str | None, Header()] = None) -> None:
-        if api_key is None:
-            return
-        given = (authorization or "").removeprefix("Bearer ").encode("latin-1")  # the bytes as they came
-        if not hmac.compare_digest(given, api_key.encode()):
-            raise ApiError(
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
-                status=401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    return check
 
 
 def _answer_errors(app: FastAPI) -> None:
