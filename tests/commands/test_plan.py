@@ -138,6 +138,7 @@ def test_what_an_error_proposes_for_the_host_fits(
             ("--context 307,200", "202,752 tokens that glm-5.1 can read", "--context 202752"),
         ),
         ((*GLM, "--context", "lots"), ("--context must be a number of tokens", "128K", "'lots'")),
+        ((*GLM, "--context", "1"), ("--context must be at least 2", "got 1")),
         ((*GLM, "--device-memory", "141"), ("--device-memory must be a size", "141GB", "'141'")),
         ((*GLM, "--host-memory", "2XB"), ("--host-memory must be a size", "'2XB'")),
         ((*GLM, "--weight-memory", "much"), ("--weight-memory must be a size", "'much'")),

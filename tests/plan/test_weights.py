@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hisparse.checkpoint.folder import read_tensors
+from hisparse.errors import CheckpointError
 from hisparse.plan.weights import weight_bytes
 from tests.plan.families import EVERY_FAMILY, ask_named, ask_tiny, write_family
 
@@ -27,6 +28,16 @@ def test_modules_that_are_not_converted_stay_in_the_dtype(tmp_path: Path) -> Non
     outputs = config["num_hidden_layers"] * 64 * 160  # [hidden, heads * v_head_dim]
     scales = config["num_hidden_layers"] * 2 * 5 * 4
     assert ask_tiny(folder).weights.total == before + 3 * outputs - scales
+
+
+@pytest.mark.parametrize("names", ["o_proj", [7], [""]], ids=str)
+def test_modules_that_are_not_converted_are_a_list_of_names(names: object, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "tiny", "glm-5.1", fp8=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = names
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="modules_to_not_convert must be a list of names"):
+        ask_tiny(folder)
 
 
 @pytest.mark.parametrize(

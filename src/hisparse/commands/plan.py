@@ -100,11 +100,12 @@ def _answer(answer: "Plan", as_json: bool) -> None:
     from hisparse.plan import report, ways_out
     from hisparse.plan.plan_table import print_plan
 
+    recommended = answer.recommended  # raises for keys that do not go together, before anything is printed
     if as_json:
         print_json(report.as_json(answer))
     else:
         print_plan(answer)
     if not any(option.capacity.requests for option in answer.options):
         raise NeverFitsError(ways_out.why_nothing_fits(answer.question))
-    if answer.recommended is None:
+    if recommended is None:
         raise NeverFitsError(ways_out.why_over_budget(answer))

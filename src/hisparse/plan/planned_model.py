@@ -86,8 +86,16 @@ def read_model(name: str, dtype: torch.dtype) -> PlannedModel:
 def _planned(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> PlannedModel:
     is_latent = architecture_of(config, ARCHITECTURES) in LATENT_ARCHITECTURES
     shape = SparseMlaConfig.from_dict(config) if is_latent else LlamaConfig.from_dict(config)
-    plain = (config.get("quantization_config") or {}).get("modules_to_not_convert") or ()
-    return PlannedModel(name, shape, dtype, tuple(str(part) for part in plain))
+    return PlannedModel(name, shape, dtype, _kept_plain(config.get("quantization_config") or {}))
+
+
+def _kept_plain(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    names = quantization.get("modules_to_not_convert") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise CheckpointError(
+            f"config.json: quantization_config: modules_to_not_convert must be a list of names, got {names!r}"
+        )
+    return tuple(names)
 
 
 def _share(config: ModelConfig, num_shares: int) -> ModelConfig:

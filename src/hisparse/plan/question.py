@@ -16,6 +16,7 @@ from hisparse.plan.weights import WeightBytes, weight_bytes
 RESERVATIONS = (2, 3, 4)  # of top_k: the paper's useful range, its section 4.4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX_KEYS = ("auto", "fp8")
+SHORTEST = 2  # tokens
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ def _weights(model: PlannedModel, weight_memory: str | None) -> WeightBytes:
 def _context(model: PlannedModel, text: str | None, config: HiSparseConfig) -> int:
     most = model.config.max_positions
     context = most if text is None else parse_tokens("--context", text)
+    if context < SHORTEST:
+        raise ValueError(f"--context must be at least {SHORTEST}, a token and its answer, got {context}")
     if context > most:
         raise ValueError(
             f"--context {context:,} is beyond the {most:,} tokens that {model.name} can read: "
