@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, plan, serve, verify
+from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, plan, serve, trace, verify
 from hisparse.errors import HiSparseError
 
 INTERRUPTED = 130
@@ -33,6 +33,7 @@ app.command()(plan.plan)
 app.command()(serve.serve)
 app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")
+app.add_typer(trace.app, name="trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

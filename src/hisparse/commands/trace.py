@@ -1,0 +1,151 @@
+"""`hisparse trace`: record what layers select, replay it under policies, and draw it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hisparse.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from hisparse.trace.trace import Trace
+
+app = typer.Typer(help="Selection traces: record, simulate, plot.", no_args_is_help=True)
+
+DEFAULT_POLICIES = "lru,fifo,two_rate,belady"
+DEFAULT_SIZES = "1k,2k,4k"
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trace: of `hisparse trace record`, a .npz or a .npy.")
+]
+KOption = Annotated[
+    int | None,
+    typer.Option(
+        "--k", help="Positions of a selection; another than recorded needs scores.", show_default="as recorded"
+    ),
+]
+SizesOption = Annotated[str, typer.Option("--sizes", help="B of each run: numbers, or multiples of k such as 2k.")]
+PoliciesOption = Annotated[
+    str,
+    typer.Option(
+        "--policies",
+        help="Who leaves first: lru, lru_paper, fifo, random, clock, sieve, s3_fifo, lfu, lru_2, lrfu, lrfu_resident, "
+        "two_rate, two_rate_tier, two_rate_resident, two_rate_resident_tier, belady; or 'all'.",
+    ),
+]
+SkipOption = Annotated[int, typer.Option("--skip", help="First steps, simulated but not counted.")]
+LayersOption = Annotated[
+    str | None, typer.Option("--layers", help="Some layers of the trace, '0,9,19' for instance.", show_default="all")
+]
+RecordBytesOption = Annotated[
+    int | None, typer.Option("--record-bytes", help="Bytes of a record.", show_default="the trace's, or 1152")
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="Processes.", show_default="one a core")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of the order in which records of one step enter.")]
+
+
+@app.callback()
+def trace() -> None:
+    """Selection traces: record, simulate, plot."""
+
+
+@app.command()
+def simulate(
+    file: FileArgument,
+    k: KOption = None,
+    sizes: SizesOption = DEFAULT_SIZES,
+    policies: PoliciesOption = DEFAULT_POLICIES,
+    skip: SkipOption = 0,
+    layers: LayersOption = None,
+    record_bytes: RecordBytesOption = None,
+    workers: WorkersOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Miss rates of policies and sizes over a recorded trace.
+
+    Example: hisparse trace simulate trace.hst --sizes 1k,2k,4k --policies lru,two_rate,belady --skip 100
+    """
+    report = _simulate(file, k, sizes, policies, skip, layers, record_bytes, workers, seed)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+
+
+def _simulate(
+    file: Path,
+    k: int | None,
+    sizes: str,
+    policies: str,
+    skip: int,
+    layers: str | None,
+    record_bytes: int | None,
+    workers: int | None,
+    seed: int,
+) -> dict[str, Any]:
+    from hisparse.trace.read import open_trace
+    from hisparse.trace.report import make_report
+    from hisparse.trace.sweep import RECORD_BYTES, Sweep
+
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    if k is not None and k < 1:
+        raise ValueError(f"--k must be at least 1, got {k}")
+    found = open_trace(file, k)
+    if layers is not None:
+        found = found.of_lines(tuple(_whole_number("--layers", word) for word in layers.split(",")))
+    known = found.about.get("record_bytes")
+    size_of_record = record_bytes or (known if isinstance(known, int) else RECORD_BYTES)
+    sweep = Sweep(_policies(policies, found), _sizes(sizes, found.k), skip, size_of_record, seed)
+    return make_report(found, sweep, workers)
+
+
+def _policies(text: str, found: "Trace") -> tuple[str, ...]:
+    from hisparse.trace.policies import SIMULATED
+    from hisparse.trace.sweep import find_policy
+
+    if text == "all":
+        has_scores = found.runners_up is not None
+        return tuple(name for name, rule in SIMULATED.items() if has_scores or not rule.needs_scores)
+    return tuple(dict.fromkeys(find_policy(word.strip()) for word in text.split(",")))
+
+
+def _sizes(text: str, k: int) -> tuple[int, ...]:
+    """'1k,2k,500': multiples of k, or slots."""
+    sizes = []
+    for word in (word.strip().lower() for word in text.split(",")):
+        factor = k if word.endswith("k") else 1
+        try:
+            size = float(word.removesuffix("k") or "1") * factor
+        except ValueError as error:
+            raise ValueError(f"--sizes takes numbers and multiples of k, '1k,2k,500', got {word!r}") from error
+        if not 1 <= size < 1e9:
+            raise ValueError(f"--sizes takes numbers from k = {k} up, got {word!r}")
+        sizes.append(round(size))
+    return tuple(dict.fromkeys(sizes))
+
+
+def _whole_number(option: str, word: str) -> int:
+    if not word.strip().isdecimal():
+        raise ValueError(f"{option} must be whole numbers, '1,4' for instance, got {word!r}")
+    return int(word)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    sizes = list(dict.fromkeys(result["size"] for result in report["results"]))
+    rates = {(result["policy"], result["size"]): result["miss_rate"] for result in report["results"]}
+    print(
+        f"{report['trace']}: {report['steps']} steps, {report['lines']} {report['line_name']}s, k = {report['k']}; "
+        f"misses in percent of k over steps {report['skip']} to {report['steps'] - 1}"
+    )
+    print(f"{'policy':24}" + "".join(f"{f'B = {size}':>12}" for size in sizes))
+    for policy in dict.fromkeys(policy for policy, _ in rates):
+        print(f"{policy:24}" + "".join(f"{100 * rates[policy, size]:12.2f}" for size in sizes))
+    if report["overlap"]:
+        print(f"overlap with the step before: {report['overlap']['mean']:.1%}")
+    for hint in report["hints"]:
+        print(
+            f"hint of the layer before, B = {hint['size']}: recall {hint['recall']:.1%}, precision "
+            f"{hint['precision']:.1%}, traffic {hint['traffic']:.2f} times"
+        )

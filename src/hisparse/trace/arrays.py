@@ -1,0 +1,192 @@
+"""Traces in NumPy files: .npy and .npz, made by a generator or recorded from a model elsewhere.
+
+Three kinds: int32 [steps, batch, k] selections of several requests, as a .npy or as `selection` or `trace` of an .npz;
+`delta`, uint16 [steps, layers, bands, k], whose band 0 is the selection and band 1 the ranks after it, each ascending
+and stored as differences; and `pos` with `score`, [steps, layers, ranks], best first, of positions or of pages.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hisparse.trace.trace import Positions, Trace, ascending
+
+WANTED = "int32 [steps, batch, k]"
+PLAIN = ("selection", "trace")
+RECORDED = "delta"
+RANKED = ("pos", "score", "meta")
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _About:
+    """What a recorded trace says of itself."""
+
+    meta: Mapping[str, Any]
+
+    @property
+    def page(self) -> int:
+        """Positions in one entry of a ranked trace."""
+        return int(self.meta.get("page", 1)) if "page" in str(self.meta.get("quest", "")) else 1
+
+    def newest(self, num_steps: int) -> Positions:
+        """[steps]: the position that each step produces, -1 where the trace does not say."""
+        start = self.meta.get("ctx")
+        if not isinstance(start, int):
+            return np.full(num_steps, -1, np.int32)
+        return np.arange(start, start + num_steps, dtype=np.int32)
+
+
+def read_arrays(path: Path, k: int | None = None) -> Trace:
+    """A trace of a .npy or .npz file.
+
+    Args:
+        path: of one of the three kinds.
+        k: positions of a selection to take; default: what the trace was recorded with.
+
+    Raises:
+        ValueError: what was expected of the file, and what came; or a k that it does not have.
+    """
+    loaded = _load(path)
+    if not isinstance(loaded, dict):
+        return _plain(path, loaded, k)
+    if RECORDED in loaded:
+        return _recorded(path, loaded, k)
+    for name in PLAIN:
+        if name in loaded:
+            return _plain(path, loaded[name], k)
+    if all(name in loaded for name in RANKED):
+        return _ranked(path, loaded, k)
+    raise ValueError(
+        f"the trace {path} must have an array 'selection' or 'trace', {WANTED}, 'delta' of a recorded trace, or 'pos', "
+        f"'score' and 'meta' of a ranked one; it has {', '.join(sorted(loaded)) or 'none'}"
+    )
+
+
+def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """The file's array, or its arrays by name."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except OSError as error:
+        raise ValueError(f"the trace {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"the trace {path} is not a whole .npy or .npz file of numbers: {error}") from error
+
+
+def _plain(path: Path, array: NDArray[Any], k: int | None) -> Trace:
+    if array.dtype != np.int32 or array.ndim != 3 or 0 in array.shape:
+        raise ValueError(f"the trace {path} must be {WANTED}, none empty, got {array.dtype} {list(array.shape)}")
+    check_k(path, k, (array.shape[2],))
+    selection = np.sort(array, axis=-1)
+    _check_positions(path, array, "request")
+    newest = np.full(array.shape[0], -1, np.int32)
+    return Trace(path.stem, selection, newest, tuple(range(array.shape[1])), "request")
+
+
+def _recorded(path: Path, arrays: Arrays, k: int | None) -> Trace:
+    delta = arrays[RECORDED]
+    if delta.dtype != np.uint16 or delta.ndim != 4 or 0 in delta.shape:
+        raise ValueError(
+            f"'delta' of the trace {path} must be uint16 [steps, layers, bands, k], none empty, "
+            f"got {delta.dtype} {list(delta.shape)}"
+        )
+    bands, width = delta.shape[2:]
+    check_k(path, k, tuple(width * count for count in range(1, bands + 1)))
+    positions = delta.astype(np.int32).cumsum(axis=-1, dtype=np.int32)
+    used = 1 if k is None else k // width
+    selection = positions[:, :, :used].reshape(*delta.shape[:2], -1)
+    rest = positions[:, :, used : 2 * used].reshape(*delta.shape[:2], -1)
+    return _of_layers(path, arrays, selection, rest)
+
+
+def _ranked(path: Path, arrays: Arrays, k: int | None) -> Trace:
+    ranked = arrays["pos"]
+    if ranked.dtype.kind not in "iu" or ranked.ndim != 3 or 0 in ranked.shape or (ranked < 0).any():
+        raise ValueError(
+            f"'pos' of the trace {path} must be positions from 0 on, [steps, layers, ranks], none empty, "
+            f"got {ranked.dtype} {list(ranked.shape)}"
+        )
+    about = _about(path, arrays)
+    most = ranked.shape[2] * about.page
+    k = _recorded_k(about, most) if k is None else k
+    check_k(path, k, tuple(range(about.page, most + 1, about.page)))
+    entries = k // about.page
+    selection = _whole_pages(ranked[:, :, :entries], about)
+    rest = _whole_pages(ranked[:, :, entries : 2 * entries], about)
+    return _of_layers(path, arrays, selection, rest)
+
+
+def _of_layers(path: Path, arrays: Arrays, selection: NDArray[Any], rest: NDArray[Any]) -> Trace:
+    """The trace; `rest` are the ranks after the selection, and count only if there are as many."""
+    about = _about(path, arrays)
+    num_steps, num_layers, k = selection.shape
+    layers = tuple(int(layer) for layer in arrays.get("layers", np.arange(num_layers)))
+    if len(layers) != num_layers:
+        raise ValueError(f"the trace {path} has selections of {num_layers} layers, and 'layers' names {len(layers)}")
+    ordered = ascending(selection)
+    _check_positions(path, selection, "layer", allow_pads=True)
+    runners_up = ascending(rest) if rest.shape[2] == k else None
+    newest = about.newest(num_steps)
+    return Trace(path.stem, ordered, newest, layers, runners_up=runners_up, about=dict(about.meta))
+
+
+def _about(path: Path, arrays: Arrays) -> _About:
+    if "meta" not in arrays:
+        return _About({})
+    try:
+        meta = json.loads(str(arrays["meta"]))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"'meta' of the trace {path} must be a JSON object: {error}") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"'meta' of the trace {path} must be a JSON object, got {type(meta).__name__}")
+    return _About(meta)
+
+
+def _recorded_k(about: _About, most: int) -> int:
+    """The k of the selections as recorded, in positions."""
+    known = about.meta.get("k")
+    first = known[0] if isinstance(known, list) and known else known
+    return first if isinstance(first, int) and 0 < first <= most else most // 2
+
+
+def _whole_pages(entries: NDArray[Any], about: _About) -> NDArray[np.int32]:
+    """Entries to positions: [steps, layers, n] pages to n * page positions, those not produced yet as -1."""
+    if about.page == 1:
+        return entries.astype(np.int32)
+    positions = entries.astype(np.int32)[..., None] * about.page + np.arange(about.page, dtype=np.int32)
+    positions = positions.reshape(*entries.shape[:2], -1)
+    newest = about.newest(entries.shape[0])[:, None, None]
+    return np.where((newest >= 0) & (positions > newest), -1, positions).astype(np.int32)
+
+
+def check_k(path: Path, k: int | None, possible: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless the trace has selections of k positions; None: as it is."""
+    if k is None or k in possible:
+        return
+    few = ", ".join(map(str, possible[:3])) + (f", ... {possible[-1]}" if len(possible) > 3 else "")
+    raise ValueError(f"the trace {path} can be read with k = {few}, got k = {k}: change --k or leave it out")
+
+
+def _check_positions(path: Path, found: NDArray[Any], line_name: str, allow_pads: bool = False) -> None:
+    """Positions are not negative and distinct in a line; the first that is not is named."""
+    ordered = np.sort(found, axis=-1)
+    negative = found < (-1 if allow_pads else 0)
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0 if allow_pads else True)
+    for what, wrong in (("a negative", negative), ("a repeated", repeated)):
+        if wrong.any():
+            step, line, entry = (int(index) for index in np.argwhere(wrong)[0])
+            value = (found if what == "a negative" else ordered)[step, line, entry]
+            raise ValueError(
+                f"the trace {path} must hold distinct positions from 0 on in every line, "
+                f"got {what} {value} in step {step}, {line_name} {line}"
+            )
