@@ -129,7 +129,7 @@ def test_named_settings_are_as_published() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lower", {}, "must be low, low-wide, high, or a .npy or .npz file, got 'lower'"),
+        ("lower", {}, "must be low, low-wide, high, or a .npy or .npz or .hst file, got 'lower'"),
         ("low", {"layers": (1,)}, "--trace-layer is for a recorded trace"),
         ("low", {"churn": 1.5}, "churn must be a share from 0 to 1, got 1.5"),
         ("low", {"context": 100}, "context must be at least k = 2048, for distinct positions, got 100"),

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from hisparse.bench.synth import SETTINGS, Setting
 from hisparse.bench.trace_file import read_trace
 
+SUFFIXES = (".npy", ".npz", ".hst")
+
 Selections = NDArray[np.int32]  # [steps, layers, batch, k] positions; layers is 1 where all layers select the same
 
 
@@ -111,8 +113,8 @@ def choose_trace(
     made = {"churn": churn, "steps": steps, "k": k, "seed": seed}
     given: dict[str, Any] = {name: value for name, value in made.items() if value is not None}
     if trace not in SETTINGS:
-        if Path(trace).suffix not in (".npy", ".npz"):
-            raise ValueError(f"--trace must be {', '.join(SETTINGS)}, or a .npy or .npz file, got {trace!r}")
+        if Path(trace).suffix not in SUFFIXES:
+            raise ValueError(f"--trace must be {', '.join(SETTINGS)}, or a {' or '.join(SUFFIXES)} file, got {trace!r}")
         if given:
             raise ValueError(f"--{next(iter(given))} is for a generated trace, and {trace} is a file")
         return from_file(Path(trace), layers, requests, context)

@@ -49,23 +49,23 @@ class Trace:
         parts = [self.selection, self.newest] + ([] if self.runners_up is None else [self.runners_up])
         return max(int(part.max(initial=0)) for part in parts) + 1
 
+    @property
+    def spans(self) -> str:
+        """The lines in words: '0 to 29', or every number if they do not follow each other."""
+        if len(self.lines) > 2 and self.lines == tuple(range(self.lines[0], self.lines[-1] + 1)):
+            return f"{self.lines[0]} to {self.lines[-1]}"
+        return ", ".join(map(str, self.lines))
+
     def of_lines(self, wanted: tuple[int, ...]) -> "Trace":
         """Some layers alone. Raises `ValueError` for one that the trace does not have."""
         missing = [line for line in wanted if line not in self.lines]
         if missing:
             raise ValueError(
-                f"the trace {self.name} has {self.line_name}s {_spans(self.lines)}, got {', '.join(map(str, missing))}"
+                f"the trace {self.name} has {self.line_name}s {self.spans}, got {', '.join(map(str, missing))}"
             )
         chosen = [self.lines.index(line) for line in wanted]
         runners_up = None if self.runners_up is None else self.runners_up[:, chosen]
         return replace(self, selection=self.selection[:, chosen], lines=wanted, runners_up=runners_up)
-
-
-def _spans(lines: tuple[int, ...]) -> str:
-    """'0 to 29', or every number if they do not follow each other."""
-    if len(lines) > 2 and lines == tuple(range(lines[0], lines[-1] + 1)):
-        return f"{lines[0]} to {lines[-1]}"
-    return ", ".join(map(str, lines))
 
 
 def ascending(positions: NDArray[np.integer]) -> Positions:
