@@ -9,7 +9,7 @@ const AWAY_POLL_MS = 2000; // while the server does not answer
 const PATIENCE_MS = 5000;
 const RATE_S = 3; // a rate is over so many seconds, since tokens come in steps
 const HEAT_S = 10;
-const HEAT_FROM = 0.5; // hit rates up to this share the colour at the ramp's low end
+const MISS_RATES = [0.5, 0.05, 0.005]; // at the ramp's low end, middle and high end: misses are what costs
 const POOLS = {
   device_slots: ["Device pool", "slots"],
   host_pages: ["Host pool", "pages"],
@@ -190,7 +190,10 @@ function buildHeat(count) {
   const every = [1, 2, 5, 10, 20, 50].find((step) => count / step <= 20) ?? 100;
   element("heat").replaceChildren(...Array.from({ length: count }, () => make("div", "cell")));
   element("heat-axis").replaceChildren(...Array.from({ length: count }, (_, layer) => axisLabel(layer, every)));
-  setText("heat-from", `${100 * HEAT_FROM} % or less`);
+  const [low, middle, high] = MISS_RATES.map((miss) => `${+(100 * (1 - miss)).toFixed(1)} %`);
+  setText("heat-low", `${low} or less`);
+  setText("heat-middle", middle);
+  setText("heat-high", `${high} or more`);
 }
 
 function axisLabel(layer, every) {
@@ -203,7 +206,9 @@ function axisLabel(layer, every) {
 }
 
 function heatColour(rate) {
-  const share = Math.max(0, (rate - HEAT_FROM) / (1 - HEAT_FROM));
+  const [most, , least] = MISS_RATES;
+  const miss = Math.min(most, Math.max(least, 1 - rate));
+  const share = Math.log(most / miss) / Math.log(most / least);
   return `color-mix(in oklab, var(--heat-high) ${(100 * share).toFixed(1)}%, var(--heat-low))`;
 }
 
