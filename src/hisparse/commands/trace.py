@@ -73,6 +73,43 @@ def simulate(
         _print_report(report)
 
 
+@app.command()
+def plot(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A trace, or what `hisparse trace simulate --json` printed of one.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Prefix of the figures' files.", show_default="FILE without its suffix")
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="png, svg, or both.")] = "png,svg",
+    size: Annotated[
+        int | None, typer.Option("--size", help="B where a figure shows one.", show_default="2k, or the first")
+    ] = None,
+    k: KOption = None,
+    sizes: SizesOption = DEFAULT_SIZES,
+    policies: PoliciesOption = DEFAULT_POLICIES,
+    skip: SkipOption = 0,
+    layers: LayersOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Draw misses over steps, over sizes and by layer, and what selections have in common.
+
+    Example: hisparse trace plot trace.hst --out figures/trace --policies lru,fifo,two_rate,belady --skip 100
+    """
+    from hisparse.trace.plots import check_target, draw_report
+    from hisparse.trace.report import read_report
+
+    prefix = out or file.with_suffix("")
+    wanted = tuple(word.strip() for word in formats.split(","))
+    check_target(prefix, wanted)
+    if file.suffix == ".json":
+        report = read_report(file)
+    else:
+        report = _simulate(file, k, sizes, policies, skip, layers, None, workers, 0)
+    for path in draw_report(report, prefix, wanted, size):
+        print(path)
+
+
 def _simulate(
     file: Path,
     k: int | None,
