@@ -8,6 +8,7 @@ attention can read. The cache sees positions and bytes: no selector, model or dt
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ from hisparse.selection_state import SelectionState
 from hisparse.statistics import Statistics, count_up
 from hisparse.step import Step, Steps
 from hisparse.workspace import Workspace
+
+
+class SelectionObserver(Protocol):
+    """Hears what layers select."""
+
+    def selected(self, layer: int, selection: Tensor, step: Step) -> None:
+        """A layer's selection, int32 [b, k], before it is resolved. Not called when a recorded step is replayed."""
 
 
 class HierarchicalCache:
@@ -73,6 +81,7 @@ class HierarchicalCache:
         self.device_pool = self.backend.device_pool
         self.workspace = Workspace(layout, self.device)
         self.admission = Admission(layout, self.host_pool.pages, selection_state, self.device)
+        self.observer: SelectionObserver | None = None
         self._steps = Steps(layout, self.admission, self.backend, self.device)
 
     # Requests come and go
@@ -244,6 +253,8 @@ class HierarchicalCache:
         if self.debug and step.requests:
             live = len(step.requests)
             check_positions(selection[:live], step.lengths[:live])
+        if self.observer is not None:
+            self.observer.selected(layer, selection, step)
         slots = self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
         self._steps.note_resolve(layer, slots)
         return slots
