@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SELECTORS = ("auto", "quest", "dsa", "all")
+SELECTORS = ("auto", "quest", "dsa", "attention_mass", "all")
 KV_CACHE_DTYPES = ("auto", "fp8")
 DEFAULT_TOP_K = 512
 RATIO_LIMIT = 1e9  # host rows over device slots; above it a mistake
@@ -26,8 +26,9 @@ class HiSparseConfig:
         device_buffer_size: B, slots a request in each layer; above top_k. Default: 2 * top_k.
         max_running_requests: requests on the device at once.
         host_to_device_ratio: host rows over device slots. Default: enough for the prompts at hand.
-        selector: "quest"; "dsa", the model's own indexer; "all" for dense attention through the sparse path; or "auto",
-            what the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
+        selector: "quest"; "dsa", the model's own indexer; "attention_mass", the positions that dense attention weighs
+            most (for traces; costs dense attention); "all" for dense attention through the sparse path; or "auto", what
+            the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
         policy: which record leaves the device pool first.
         quest_aggregation: how heads that share a Quest selection agree.

@@ -42,7 +42,7 @@ SelectorOption = Annotated[
     str | None,
     typer.Option(
         "--selector",
-        help="'auto' (the model's indexer, or else Quest), 'quest', 'dsa', 'all' (dense).",
+        help="'auto' (the model's indexer, or else Quest), 'quest', 'dsa', 'attention_mass' (for traces), 'all'.",
         show_default="auto",
     ),
 ]

@@ -16,7 +16,7 @@ from hisparse.host_memory import Progress
 from hisparse.layout import CacheLayout, num_pages_for
 from hisparse.models import Llama, Model, SparseMla
 from hisparse.selection_state import SelectionState
-from hisparse.selectors import DSA, AllPositions, Quest, Selector
+from hisparse.selectors import DSA, AllPositions, AttentionMass, Quest, Selector
 
 
 def build_family(config: HiSparseConfig, model: Model) -> Family:
@@ -49,6 +49,13 @@ def grouped_family(model: Llama, selector: Selector) -> GroupedFamily:
 def _grouped_selector(config: HiSparseConfig, model: Llama) -> Selector:
     if config.selector == "all":
         return AllPositions(config.top_k_for(None))
+    if config.selector == "attention_mass":
+        return AttentionMass(
+            top_k=config.top_k_for(None),
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
+        )
     return Quest(
         top_k=config.top_k_for(None),
         num_kv_heads=model.config.num_kv_heads,
