@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 from hisparse.kernels import build as build_module
+from hisparse.kernels.attend_latent import shared_bytes
 from hisparse.kernels.build import Build, BuildError, architecture_name, build
-from hisparse.kernels.params import CopyParams, InsertParams, RebuildOrderParams, ReleaseParams, ResolveParams
+from hisparse.kernels.params import (
+    AttendLatentParams,
+    CopyParams,
+    IndexScoresParams,
+    InsertParams,
+    MergeLatentParams,
+    RebuildOrderParams,
+    ReleaseParams,
+    ResolveParams,
+    TopKParams,
+)
 from hisparse.kernels.resolve import IN_FLIGHT
 from hisparse.kernels.state import NUM_BINS
 
@@ -26,6 +37,7 @@ def nvrtc_is_installed() -> bool:
 if not nvrtc_is_installed() and not os.environ.get("CI"):  # in CI its absence is a failure of every test here
     pytest.skip("needs NVRTC: pip install cuda-bindings nvidia-cuda-nvrtc", allow_module_level=True)
 
+REGISTERS = 64 * 1024  # of a multiprocessor
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 RECORD_SIZES = (16, 48, 656, 1152, 2048, 8192)
 SOURCES: list[tuple[str, type[ctypes.Structure], dict[str, int]]] = [
@@ -38,7 +50,14 @@ SOURCES: list[tuple[str, type[ctypes.Structure], dict[str, int]]] = [
     ("insert.cu", InsertParams, {}),
     ("release.cu", ReleaseParams, {}),
     ("rebuild_order.cu", RebuildOrderParams, {"BINS": NUM_BINS}),
+    ("top_k.cu", TopKParams, {}),
+    ("merge_latent.cu", MergeLatentParams, {}),
+    *(
+        ("index_scores.cu", IndexScoresParams, {"FP8": fp8, "HEADS": heads, "HEAD_DIM": head_dim})
+        for fp8, heads, head_dim in ((0, 8, 32), (0, 32, 128), (0, 64, 128), (1, 32, 128), (1, 64, 128))
+    ),
 ]
+THREADS = {"index_scores": 256, "attend_latent": 256}  # threads a block, where they are fewer than 1024
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +86,19 @@ def test_compiles_without_spills(
         with capsys.disabled():
             print(f"\n{architecture} {name}{size}: {resources}", end="")
         assert resources.spill_bytes == 0, name
-        assert resources.registers <= 64, f"{name} cannot have 1024 threads a block"
+        threads = THREADS.get(name, 1024)
+        assert resources.registers * threads <= REGISTERS, f"{name} cannot have {threads} threads a block"
+
+
+@pytest.mark.parametrize("fp8", [0, 1])
+def test_attention_compiles_for_hopper_without_spills(fp8: int) -> None:
+    defines = {"FP8": fp8, "SHARED_BYTES": shared_bytes(bool(fp8))}
+    built = build_one("attend_latent.cu", AttendLatentParams, defines, "sm_90a")
+    resources = built.resources["attend_latent"]
+    assert resources.spill_bytes == 0
+    assert resources.registers * THREADS["attend_latent"] <= REGISTERS
+    assert shared_bytes(bool(fp8)) <= 227 * 1024, "more than a block may have"
+    assert "C7510" not in built.log, "the matrix unit's products are serialised"
 
 
 def test_a_second_build_comes_from_disk(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Sparse decode attention over latent records: one query a request, over the slots that resolve handed out.
 
 All heads read the same record (one KV head): the whole of it is the key, its first `kv_lora_rank` elements are the
-value. Queries come absorbed, that is, already multiplied into the latent space. This is the torch reference of the
-GPU kernels. Hits and misses can be attended separately as parts, and merged.
+value. Queries come absorbed, that is, already multiplied into the latent space. Here in torch, which is the reference;
+on a GPU by a kernel, for the shapes of published models. Hits and misses can be attended separately as parts, and
+merged.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hisparse.attention.latent_records import LatentRecords
 from hisparse.attention.partial import Partial, attend_part
+from hisparse.kernels import attend_latent as kernels
 
 
 class Attended(NamedTuple):
@@ -21,7 +23,12 @@ class Attended(NamedTuple):
 
 
 def attend_latent(query: Tensor, records: Tensor, slots: Tensor, layout: LatentRecords, scale: float) -> Attended:
-    """Attention of each query over its slots; see `attend_latent_part`. Zeros where all slots are pads."""
+    """Attention of each query over its slots; see `attend_latent_part`. Zeros where all slots are pads.
+
+    Records whose latent part is kept in FP8 are widened to the query's dtype by the kernel, to float32 here.
+    """
+    if layout.dtype == query.dtype and kernels.supports(query, records.shape[1], fp8=layout.fp8):
+        return Attended(*kernels.attend_latent(query.contiguous(), records, slots.int(), scale, fp8=layout.fp8))
     part = attend_latent_part(query, records, slots, layout, scale)
     return Attended(part.out.to(query.dtype), part.lse)
 

@@ -104,6 +104,8 @@ def launch(
         overlaps: blocks may start while the launch before ends; the kernel waits for it by itself (sm_90 on).
     """
     driver = _driver()
+    if shared_bytes > SHARED_BYTES_UNASKED:
+        _allow_all_shared_bytes(kernel)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = *blocks, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1

@@ -1,12 +1,9 @@
 """The operations on a device pool, on the GPU: one function for each of `reference/`, which specifies it.
 
-Each is registered with `torch.library`, says what it changes, and has a fake implementation, so that compiled
-graphs may contain it. All take the tables of all layers and number the layer; none reads back to the CPU, and
-all run on torch's current stream. The current step is kept on the device: `insert` begins one in every layer.
+Each is registered with `torch.library` and says what it changes. All take the tables of all layers and number the
+layer; none reads back to the CPU, and all run on torch's current stream. The current step is kept on the device:
+`insert` begins one in every layer.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +18,10 @@ from hisparse.kernels.checks import (
     check_tensor,
 )
 from hisparse.kernels.copies import launch_replay, launch_stage, launch_write_through
+from hisparse.kernels.registration import register
 from hisparse.kernels.resolve import check_size, empty_slots, launch_resolve
 from hisparse.kernels.state import LaunchState, MissPlan
 from hisparse.kernels.tables import MOST_ROWS, POLICY_NUMBERS, launch_insert, launch_rebuild_order, launch_release
-
-_LIBRARY = torch.library.Library("hisparse", "FRAGMENT")
 
 
 def resolve(
@@ -231,40 +227,29 @@ def rebuild_order(
     )
 
 
-def _register(schema: str, implementation: Callable[..., None]) -> None:
-    _LIBRARY.define(schema + " -> ()")
-    name = schema.partition("(")[0]
-    _LIBRARY.impl(name, implementation, "CUDA")
-    torch.library.register_fake(f"hisparse::{name}", _nothing, lib=_LIBRARY)
-
-
-def _nothing(*_: Any) -> None:
-    """A fake implementation: every result is written into an argument."""
-
-
-_register(
+register(
     "resolve(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor selection, "
     "Tensor request_index, Tensor? lengths, Tensor page_table, Tensor host, Tensor(d!) pool, Tensor(e!) slots, "
     "Tensor(f!)[] plan, int layer, bool by_recency, bool begins_step, bool io, int[] shape)",
     launch_resolve,
 )
-_register("replay(Tensor[] plan, Tensor host, Tensor(a!) pool)", launch_replay)
-_register(
+register("replay(Tensor[] plan, Tensor host, Tensor(a!) pool)", launch_replay)
+register(
     "insert(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor rows, Tensor(d!) slots, "
     "bool by_recency)",
     launch_insert,
 )
-_register(
+register(
     "write_through(Tensor records, Tensor slots, Tensor rows, Tensor(a!) pool, Tensor(b!) host)",
     launch_write_through,
 )
-_register(
+register(
     "stage(Tensor(a!)[] tables, Tensor(b!) control, Tensor records, Tensor rows, Tensor(c!) pool, Tensor(d!) host, "
     "int layer)",
     launch_stage,
 )
-_register("release(Tensor(a!)[] tables, Tensor(b!) control, Tensor rows)", launch_release)
-_register(
+register("release(Tensor(a!)[] tables, Tensor(b!) control, Tensor rows)", launch_release)
+register(
     "rebuild_order(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor(d!) bins, "
     "int first_layer, int num_layers, str policy)",
     launch_rebuild_order,

@@ -1,7 +1,7 @@
 """The structs of cuda/*.cu in ctypes, field for field. The sources assert that the sizes agree."""
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 
 from torch import Tensor
 
@@ -102,6 +102,68 @@ class RebuildOrderParams(ctypes.Structure):
         ("bins", c_void_p),
         ("first_layer", c_int32),
         ("policy", c_int32),
+    ]
+
+
+class IndexScoresParams(ctypes.Structure):
+    """`Params` of index_scores.cu."""
+
+    _fields_ = [
+        ("keys", c_void_p),
+        ("page_table", c_void_p),
+        ("lengths", c_void_p),
+        ("query", c_void_p),
+        ("weights", c_void_p),
+        ("scores", c_void_p),
+        ("max_pages", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class TopKParams(ctypes.Structure):
+    """`Params` of top_k.cu."""
+
+    _fields_ = [
+        ("scores", c_void_p),
+        ("lengths", c_void_p),
+        ("positions", c_void_p),
+        ("kth", c_void_p),
+        ("counts", c_void_p),
+        ("marked", c_void_p),
+        ("listed", c_void_p),
+        ("failures", c_void_p),
+        ("score_stride", c_int64),
+        ("k", c_int32),
+        ("batch", c_int32),
+    ]
+
+
+class AttendLatentParams(ctypes.Structure):
+    """`Params` of attend_latent.cu."""
+
+    _fields_ = [
+        ("query", c_void_p),
+        ("records", c_void_p),
+        ("slots", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("scale", c_float),
+        ("heads", c_int32),
+        ("k", c_int32),
+        ("share", c_int32),
+    ]
+
+
+class MergeLatentParams(ctypes.Structure):
+    """`Params` of merge_latent.cu."""
+
+    _fields_ = [
+        ("shares", c_void_p),
+        ("share_lse", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("num_shares", c_int32),
+        ("unused", c_int32),
     ]
 
 

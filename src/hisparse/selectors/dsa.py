@@ -3,7 +3,8 @@
 The lightning indexer has a few small heads and one key a position. Its score is
     sum over heads of weight * relu(query . key),
 in float32. The model makes queries and keys (after norm and rope) and weights (all constants folded in); this
-selector keeps the keys and ranks the positions. It is the torch reference of the GPU kernels.
+selector keeps the keys and ranks the positions: here in torch, which is the reference, or by kernels on a GPU
+(kernel_indexer.py).
 Source: DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
 
 Keys are gathered into blocks of one shape before they are multiplied. So neither the pages that they lie in, nor the
@@ -11,14 +12,15 @@ length of the history, nor the other requests of a batch can change how a score 
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hisparse.attention.latent_records import FP8_GROUP, SCALE_BYTES, from_fp8, to_fp8
 from hisparse.errors import ModelOutputError
 from hisparse.layout import PAGE_RECORDS, num_pages_for
+from hisparse.selectors.index_keys import Fp8Keys, KeyFormat, PlainKeys
+from hisparse.selectors.kernel_indexer import NOT_FINITE, KernelIndexer
 
 BLOCK = 1024  # positions whose scores are computed at a time
 QUERIES = 64  # queries of a chunk that are scored at a time: memory stays bounded for any chunk and history
@@ -29,68 +31,6 @@ class Selected(NamedTuple):
 
     positions: Tensor  # int32 [b, top_k], ascending, then -1 pads
     kth_score: Tensor  # float32 [b], the lowest selected score; -inf where the whole history is selected
-
-
-class KeyFormat(Protocol):
-    """How index keys stand in a page of state."""
-
-    page_shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
-        """Keys [n, head_dim] to their places in pages [n]."""
-
-    def read(self, state: Tensor, pages: Tensor) -> Tensor:
-        """The keys of whole pages [p], float32 [p * 64, head_dim]."""
-
-
-class PlainKeys:
-    """Keys as the model makes them: pages of [64, head_dim]."""
-
-    def __init__(self, head_dim: int, dtype: torch.dtype) -> None:
-        self.page_shape: tuple[int, ...] = (PAGE_RECORDS, head_dim)
-        self.dtype = dtype
-
-    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
-        """See `KeyFormat`."""
-        state[pages, offsets] = keys.to(self.dtype)
-
-    def read(self, state: Tensor, pages: Tensor) -> Tensor:
-        """See `KeyFormat`."""
-        return state.index_select(0, pages).float().flatten(0, 1)
-
-
-class Fp8Keys:
-    """A page's 64 keys in float8 e4m3, then their 64 float32 scales, as bytes: DeepGEMM's paged layout.
-
-    The scales stand apart so that keys can be loaded 16 bytes at a time.
-    """
-
-    dtype = torch.uint8
-
-    def __init__(self, head_dim: int) -> None:
-        if head_dim > FP8_GROUP:
-            raise ValueError(f"FP8 index keys have one scale for at most {FP8_GROUP} elements, got head_dim {head_dim}")
-        self._head_dim = head_dim
-        self._key_bytes = PAGE_RECORDS * head_dim
-        self.page_shape: tuple[int, ...] = (self._key_bytes + PAGE_RECORDS * SCALE_BYTES,)
-
-    def write(self, state: Tensor, pages: Tensor, offsets: Tensor, keys: Tensor) -> None:
-        """See `KeyFormat`."""
-        values, scales = to_fp8(keys)
-        key_view, scale_view = self._views(state)
-        key_view[pages, offsets] = values.view(torch.uint8)
-        scale_view[pages, offsets] = scales[:, 0]
-
-    def read(self, state: Tensor, pages: Tensor) -> Tensor:
-        """See `KeyFormat`."""
-        values, scales = self._views(state.index_select(0, pages))
-        return from_fp8(values.view(torch.float8_e4m3fn), scales[..., None]).flatten(0, 1)
-
-    def _views(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Of pages: keys uint8 [p, 64, head_dim], scales float32 [p, 64]."""
-        keys = state[:, : self._key_bytes].unflatten(1, (PAGE_RECORDS, self._head_dim))
-        return keys, state[:, self._key_bytes :].view(torch.float32)
 
 
 class DSA:
@@ -115,6 +55,7 @@ class DSA:
         self.top_k = top_k
         self.head_dim = head_dim
         self._format: KeyFormat = Fp8Keys(head_dim) if fp8 else PlainKeys(head_dim, dtype)
+        self._kernels = KernelIndexer(top_k, fp8=fp8)
 
     @property
     def page_shape(self) -> tuple[int, ...]:
@@ -159,6 +100,8 @@ class DSA:
             weights: [b, index_heads] float32, every constant folded in; may be negative.
         """
         self._check(query, weights)
+        if self._kernels.takes(state, query):
+            return Selected(*self._kernels.select(state, page_table, lengths, query, weights))
         positions = torch.full((len(lengths), self.top_k), -1, dtype=torch.int32, device=query.device)
         kth_score = torch.full((len(lengths),), -torch.inf, device=query.device)
         for i, length in enumerate(lengths.tolist()):
@@ -190,6 +133,8 @@ class DSA:
         length = int(positions[-1]) + 1
         if length <= self.top_k:
             return None
+        if self._kernels.takes(state, query):
+            return self._select_causal(state, pages, positions, query, weights)
         keys = self._read(state, pages, length)
         column = torch.arange(length, device=query.device)
         pieces = []
@@ -211,6 +156,9 @@ class DSA:
             float32 [b, m]; -inf at pads.
         """
         self._check(query, weights)
+        if self._kernels.takes(state, query):
+            scores = self._kernels.scores(state, page_table, positions.amax(dim=-1).long() + 1, query, weights)
+            return scores.gather(1, positions.clamp(min=0).long()).masked_fill_(positions < 0, -torch.inf)
         chosen = torch.full(positions.shape, -torch.inf, device=query.device)
         for i, length in enumerate((positions.amax(dim=-1) + 1).tolist()):
             if length:
@@ -218,6 +166,24 @@ class DSA:
                 used = positions[i] >= 0
                 chosen[i, used] = scores[positions[i, used].long()]
         return chosen
+
+    def check_finite(self) -> None:
+        """Raise `ModelOutputError` if a selection on a GPU met scores that are not finite. Waits for those made so far.
+
+        Elsewhere such a selection raises at once.
+        """
+        self._kernels.check()
+
+    def _select_causal(self, state: Tensor, pages: Tensor, positions: Tensor, query: Tensor, weights: Tensor) -> Tensor:
+        """`select_causal` by kernels: each query is a request of its own over the same pages."""
+        length = int(positions[-1]) + 1
+        mask = torch.zeros(len(positions), length + 1, dtype=torch.bool, device=query.device)
+        rows = zip(*(x.split(QUERIES) for x in (mask, positions, query, weights)), strict=True)
+        for chosen, own, q, w in rows:
+            table = pages[: num_pages_for(length)].expand(len(own), -1)
+            selected, _ = self._kernels.select(state, table, own + 1, q, w)
+            chosen.scatter_(1, selected.long() % (length + 1), True)  # a pad marks the column past the last
+        return mask[:, :length]
 
     def _check(self, query: Tensor, weights: Tensor) -> None:
         if query.shape[-1] != self.head_dim or query.shape[:-1] != weights.shape:
@@ -261,9 +227,7 @@ def score_keys(keys: Tensor, query: Tensor, weights: Tensor) -> Tensor:
 def _check_scores(scores: Tensor) -> None:
     """NaN has no rank: what it selects would be arbitrary, or nothing."""
     if scores.isnan().any():
-        raise ModelOutputError(
-            "the indexer's scores are NaN: the checkpoint is damaged, or its dtype overflows (try float32)"
-        )
+        raise ModelOutputError(NOT_FINITE)
 
 
 def best_scored(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

@@ -78,6 +78,8 @@ struct alignas(16) Chunk {
   uint64 low, high;
 };
 
+__device__ inline float minus_infinity() { return __int_as_float(0xFF800000); }
+
 // Memory operations
 
 // From the host pool: nothing in this launch writes it, and it must not push anything out of L1.

@@ -1,0 +1,51 @@
+"""The lightning indexer's scores and top-k on the GPU: what `dsa.py` specifies, by kernels that read only live keys.
+
+Nothing is read back, so a selection can be made while a step is recorded in a CUDA graph. Scores that are not finite
+are counted on the device; whoever runs the step asks for the count when it is over.
+"""
+
+import torch
+from torch import Tensor
+
+from hisparse.errors import ModelOutputError
+from hisparse.kernels.index_scores import index_scores, supports
+from hisparse.kernels.top_k import top_k
+
+NOT_FINITE = "the indexer's scores are NaN or infinite: the checkpoint is damaged, or its dtype overflows (try float32)"
+
+
+class KernelIndexer:
+    """Selects with kernels.
+
+    Args:
+        top_k: positions that a selection names at most.
+        fp8: how keys stand in the state.
+    """
+
+    def __init__(self, top_k: int, *, fp8: bool) -> None:
+        self.top_k, self.fp8 = top_k, fp8
+        self._failures: Tensor | None = None  # int32 [], of the device that selects
+
+    def takes(self, state: Tensor, query: Tensor) -> bool:
+        """Whether there are kernels for such keys and queries where they are."""
+        same = self.fp8 or state.dtype == query.dtype
+        return state.is_cuda and same and supports(query.shape[-2], query.shape[-1], query.dtype, fp8=self.fp8)
+
+    def scores(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Tensor:
+        """Of every position, float32 [b, p * 64]; anything past a length. See `DSA.select_scored`."""
+        table = page_table.int().contiguous()
+        return index_scores(state, table, lengths, query.contiguous(), weights.contiguous(), fp8=self.fp8)
+
+    def select(
+        self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Positions int32 [b, top_k] and the k-th scores. See `DSA.select_scored`."""
+        if self._failures is None:
+            self._failures = torch.zeros((), dtype=torch.int32, device=state.device)
+        return top_k(self.scores(state, page_table, lengths, query, weights), lengths, self.top_k, self._failures)
+
+    def check(self) -> None:
+        """Raise `ModelOutputError` if a selection since the last call met scores that are not finite. Waits for it."""
+        if self._failures is not None and self._failures.item():
+            self._failures.zero_()
+            raise ModelOutputError(NOT_FINITE)
