@@ -33,6 +33,7 @@ def test_token_ids_where_they_are_taken(monkeypatch: pytest.MonkeyPatch, load: L
     assert (result["model"], result["prompts"], result["api"]) == ("fake", "random token ids", "completions")
     assert (result["sent"], result["completed"], result["failed"]) == (10, 10, 0)
     assert (result["prompt_tokens"], result["output_tokens"]) == (200, 50)
+    assert result["client_busy"] > 0
     assert len({str(body["prompt"]) for body in server.bodies}) == 12  # a probe, the warm-up, and the load
     for body in measured(server, 10):
         assert len(body["prompt"]) == 20

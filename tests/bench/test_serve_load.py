@@ -21,7 +21,7 @@ def test_a_closed_loop_keeps_its_number() -> None:
         await asyncio.sleep(0.001 * (number % 3))
         running -= 1
 
-    asyncio.run(Load(concurrency=4, requests=21).run(send))
+    asyncio.run(Load(concurrency=4, requests=21).run(int, send))
     assert numbers == list(range(21))
     assert most == 4
 
@@ -32,7 +32,7 @@ def due_moments(seed: int) -> list[float]:
     async def send(number: int, due_at: float) -> None:
         due.append(due_at)
 
-    asyncio.run(Load(rate=2000, requests=200, seed=seed).run(send))
+    asyncio.run(Load(rate=2000, requests=200, seed=seed).run(int, send))
     return [one - due[0] for one in due]
 
 
@@ -55,7 +55,7 @@ def test_poisson_does_not_wait_for_answers() -> None:
             all_begun.set()
         await all_begun.wait()
 
-    asyncio.run(asyncio.wait_for(Load(rate=5000, requests=30).run(send), 60))
+    asyncio.run(asyncio.wait_for(Load(rate=5000, requests=30).run(int, send), 60))
     assert begun == 30
 
 
@@ -68,7 +68,7 @@ def test_a_duration_ends_it(how: dict[str, Any]) -> None:
         await asyncio.sleep(0.002)
 
     start = time.perf_counter()
-    asyncio.run(Load(**how, duration_s=0.1).run(send))
+    asyncio.run(Load(**how, duration_s=0.1).run(int, send))
     assert sent
     assert min(sent) >= start
 

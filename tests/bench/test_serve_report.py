@@ -75,7 +75,7 @@ def test_percentiles() -> None:
 def test_the_table_shows_all_of_it() -> None:
     about = {
         "model": "m", "base_url": "http://h/v1", "api": "completions", "load": "closed loop, 2 at once",
-        "prompts": "random token ids", "input_tokens": 10, "asked_output_tokens": 4,
+        "prompts": "random token ids", "input_tokens": 10, "asked_output_tokens": 4, "client_busy": 0.9,
     }  # fmt: skip
     text = table(about | summarize(OUTCOMES, 110.0, interrupted=True))
     for words in (
@@ -87,6 +87,7 @@ def test_the_table_shows_all_of_it() -> None:
         "2  HTTP 429: the first",
         "1  timeout: why",
         "4 output tokens of requests that did not complete, not counted",
+        "this client was busy 90% of the time",
     ):
         assert words in text
     nothing = table(about | summarize([], 5.0, interrupted=True))

@@ -6,8 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from hisparse.bench.serve_endpoint import Endpoint
-from hisparse.bench.serve_prompts import Prompt
 from hisparse.bench.serve_request import Outcome, ask
 from tests.bench.fake_server import DONE, Body, FakeServer, lines, stream, text, usage
 
@@ -21,7 +19,7 @@ def outcome_of(response: httpx.Response | Exception, *, chat: bool = False, time
     async def run() -> Outcome:
         outcome = Outcome(due_at=0.0, asked_tokens=3)
         async with FakeServer(respond).client() as client:
-            await ask(client, Endpoint("fake", chat), Prompt("hello"), outcome, timeout_s)
+            await ask(client, "chat/completions" if chat else "completions", b"{}", outcome, timeout_s)
         return outcome
 
     return asyncio.run(run())

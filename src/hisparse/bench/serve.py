@@ -5,19 +5,20 @@ serve_request.py sends one and times it, and serve_report.py adds the outcomes u
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from hisparse.bench.provenance import commit_here
 from hisparse.bench.serve_endpoint import Endpoint, EndpointError, find_model, open_client, random_prompts
 from hisparse.bench.serve_load import Load
-from hisparse.bench.serve_prompts import FilePrompts, Prompt, Prompts, read_file
+from hisparse.bench.serve_prompts import FilePrompts, Prompts, read_file
 from hisparse.bench.serve_report import summarize
 from hisparse.bench.serve_request import Outcome, ask
 
@@ -110,6 +111,11 @@ async def _bench(setup: Setup, file: FilePrompts | None, on_end: Callable[[], No
     }
 
 
+class _Job(NamedTuple):
+    body: bytes
+    max_tokens: int
+
+
 class _Run:
     """A load under way."""
 
@@ -123,7 +129,7 @@ class _Run:
     async def warm_up(self) -> None:
         """What every server does slowly once. Raises `EndpointError` if it fails: then the load would as well."""
         for _ in range(self._setup.warm_up):
-            outcome = await self._ask(self._prompts.prompt(WARM_UP), time.perf_counter(), [])
+            outcome = await self._ask(self._prepare(WARM_UP), time.perf_counter(), [])
             if outcome.failure is not None:
                 raise EndpointError(
                     f"the first request, which is not measured, failed already: {outcome.failure.kind}: "
@@ -133,18 +139,26 @@ class _Run:
     async def measure(self) -> dict[str, Any]:
         """The figures, also of a load that was interrupted."""
         interrupted = False
+        began, worked = time.perf_counter(), time.process_time()
         try:
-            await self._setup.load.run(self._send)
+            await self._setup.load.run(self._prepare, self._send)
         except asyncio.CancelledError:  # by Ctrl-C
             interrupted = True
-        return summarize(self._outcomes, time.perf_counter(), interrupted=interrupted)
+        until = time.perf_counter()
+        busy = (time.process_time() - worked) / (until - began)
+        return summarize(self._outcomes, until, interrupted=interrupted) | {"client_busy": busy}
 
-    async def _send(self, number: int, due_at: float) -> None:
-        await self._ask(self._prompts.prompt(number), due_at, self._outcomes)
+    def _prepare(self, number: int) -> _Job:
+        prompt = self._prompts.prompt(number)
+        max_tokens = prompt.max_tokens or self._setup.output_tokens
+        return _Job(json.dumps(self._endpoint.body(prompt, max_tokens)).encode(), max_tokens)
+
+    async def _send(self, job: _Job, due_at: float) -> None:
+        await self._ask(job, due_at, self._outcomes)
         self._on_end()
 
-    async def _ask(self, prompt: Prompt, due_at: float, outcomes: list[Outcome]) -> Outcome:
-        outcome = Outcome(due_at, prompt.max_tokens or self._setup.output_tokens)
+    async def _ask(self, job: _Job, due_at: float, outcomes: list[Outcome]) -> Outcome:
+        outcome = Outcome(due_at, job.max_tokens)
         outcomes.append(outcome)  # before it is sent, so that none is lost
-        await ask(self._client, self._endpoint, prompt, outcome, self._setup.timeout_s)
+        await ask(self._client, self._endpoint.path, job.body, outcome, self._setup.timeout_s)
         return outcome

@@ -45,13 +45,13 @@ class Endpoint:
         return "chat/completions" if self.chat else "completions"
 
     def body(self, prompt: Prompt, max_tokens: int, *, stream: bool = True) -> dict[str, Any]:
-        """A request. A prompt's own `max_tokens` comes before the one given."""
+        """A request for at most so many tokens."""
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         content: dict[str, Any] = {"prompt": prompt.content}
         if self.chat:
             messages = prompt.content if prompt.is_messages else [{"role": "user", "content": prompt.content}]
             content = {"messages": messages}
-        asked = {"model": self.model, "max_tokens": prompt.max_tokens or max_tokens, "temperature": 0}
+        asked = {"model": self.model, "max_tokens": max_tokens, "temperature": 0}
         return {**content, **asked, **streaming, **self.extra}
 
 

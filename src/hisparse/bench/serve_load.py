@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-Send = Callable[[int, float], Coroutine[Any, Any, None]]  # a request's number, and when it is due (time.perf_counter)
+Job = TypeVar("Job")
+Prepare = Callable[[int], Job]  # a request's number -> all that can be made before it is due
+Send = Callable[[Job, float], Coroutine[Any, Any, None]]  # and when it is due (time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -47,32 +49,31 @@ class Load:
             return f"closed loop, {self.concurrency} at once"
         return f"Poisson, {self.rate:g} requests/s"
 
-    async def run(self, send: Send) -> None:
+    async def run(self, prepare: Prepare[Job], send: Send[Job]) -> None:
         """Send every request and wait for all of them."""
+        jobs = map(prepare, self._numbers())  # each made when it is the next
         if self.rate is not None:
-            await self._poisson(send, self.rate)
+            await self._poisson(jobs, send, self.rate)
         else:
-            await self._closed_loop(send, self.concurrency or 1)
+            await self._closed_loop(jobs, send, self.concurrency or 1)
 
-    async def _closed_loop(self, send: Send, concurrency: int) -> None:
-        numbers = self._numbers()
-
+    async def _closed_loop(self, jobs: Iterator[Job], send: Send[Job], concurrency: int) -> None:
         async def one_after_another() -> None:
-            for number in numbers:  # shared: each takes the next
-                await send(number, time.perf_counter())
+            for job in jobs:  # shared: each takes the next
+                await send(job, time.perf_counter())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, self.requests or concurrency)):
                 group.create_task(one_after_another())
 
-    async def _poisson(self, send: Send, rate: float) -> None:
+    async def _poisson(self, jobs: Iterator[Job], send: Send[Job], rate: float) -> None:
         gaps = Random(f"arrivals {self.seed}")
         due = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for number in self._numbers():
+            for job in jobs:
                 due += gaps.expovariate(rate)
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                group.create_task(send(number, due))
+                group.create_task(send(job, due))
 
     def _numbers(self) -> Iterator[int]:
         end = None if self.duration_s is None else time.perf_counter() + self.duration_s

@@ -58,8 +58,8 @@ class TokenPrompts:
 
     def prompt(self, number: int) -> Prompt:
         """Random tokens."""
-        random = Random(f"{self.seed} {number}")
-        return Prompt([random.randint(self.first, self.last) for _ in range(self.length)])
+        tokens = range(self.first, self.last + 1)
+        return Prompt(Random(f"{self.seed} {number}").choices(tokens, k=self.length))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from hisparse.bench.serve_endpoint import Endpoint, describe, shorten
-from hisparse.bench.serve_prompts import Prompt
+from hisparse.bench.serve_endpoint import describe, shorten
 
 DONE = b"[DONE]"
+HEADERS = {"Content-Type": "application/json"}
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning")  # of a chat's piece; servers name thoughts in two ways
 
 
@@ -72,15 +72,12 @@ class Outcome:
             self.finish_reason = reason or self.finish_reason
 
 
-async def ask(
-    client: httpx.AsyncClient, endpoint: Endpoint, prompt: Prompt, outcome: Outcome, timeout_s: float
-) -> None:
+async def ask(client: httpx.AsyncClient, path: str, body: bytes, outcome: Outcome, timeout_s: float) -> None:
     """Send a request and note its outcome, failures too. Cancelled, it leaves `outcome.over_at` as None."""
-    body = endpoint.body(prompt, outcome.asked_tokens)
     outcome.began_at = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
-            await _stream(client, endpoint.path, body, outcome)
+            await _stream(client, path, body, outcome)
     except TimeoutError:
         outcome.failure = Failure("timeout", f"not finished {timeout_s:g} s after it was sent")
     except StreamError as error:
@@ -92,8 +89,8 @@ async def ask(
     outcome.over_at = time.perf_counter()
 
 
-async def _stream(client: httpx.AsyncClient, path: str, body: dict[str, Any], outcome: Outcome) -> None:
-    async with client.stream("POST", path, json=body) as response:
+async def _stream(client: httpx.AsyncClient, path: str, body: bytes, outcome: Outcome) -> None:
+    async with client.stream("POST", path, content=body, headers=HEADERS) as response:
         if response.status_code != httpx.codes.OK:
             await response.aread()
             raise StreamError(f"HTTP {response.status_code}", describe(response).partition(": ")[2])

@@ -10,6 +10,7 @@ LATENCIES = (
     ("whole request", "latency_ms"),
 )
 LATE_MS = 10.0  # sent later than this on average, requests were held up by the client
+BUSY = 0.7  # with a larger share of a core taken by the client, its own time is in the latencies
 NONE = "-"
 
 
@@ -67,6 +68,8 @@ def _caveats(result: Mapping[str, Any]) -> Iterator[str]:
         )
     if late is not None and late > LATE_MS:
         notes.append(f"requests were sent {late:.0f} ms late on average: this client is too slow for the load")
+    if result["client_busy"] > BUSY:
+        notes.append(f"this client was busy {result['client_busy']:.0%} of the time: latencies have its share in them")
     if notes:
         yield ""
     yield from notes
