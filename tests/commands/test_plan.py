@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hisparse.checkpoint import load
@@ -82,6 +83,14 @@ def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert of_file | {"model": ""} == of_folder | {"model": ""}
 
 
+def test_misses_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = np.arange(240).reshape(60, 1, 4) % 12
+    np.save(tmp_path / "turns.npy", turns.astype(np.int32))
+    result = plan(capsys, *GLM, "--trace", tmp_path / "turns.npy", "--json").json()
+    assert result["miss_rates_from"] == "lru on the trace turns (k 4, 60 steps)"
+    assert [option["miss_rate"] for option in result["hierarchical"]] == pytest.approx([1, 0, 0], abs=1e-5)
+
+
 def test_a_folder_goes_before_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +157,7 @@ def test_what_an_error_proposes_for_the_host_fits(
         ((*GLM, "--step-budget", "nan"), ("--step-budget must be", "nan")),
         ((*GLM, "--attention", "ep"), ("--attention must be one of auto, dp, tp", "'ep'")),
         ((*GLM, "--index-keys", "int4"), ("--index-keys must be one of auto, fp8", "'int4'")),
+        ((*GLM, "--trace", "missing.npy"), ("the trace missing.npy cannot be read",)),
         ((*GLM, "--dtype", "int8"), ("--dtype must be one of float32, bfloat16, float16", "'int8'")),
         ((*GLM, "--selector", "quest"), ("selector must be 'auto' or 'dsa'", "'quest'")),
         ((*GLM, "--device-buffer-size", 2048), ("device_buffer_size must be above top_k", "2049")),

@@ -8,7 +8,6 @@ from hisparse.checkpoint import load
 from hisparse.config import HiSparseConfig
 from hisparse.engine import build_engine
 from hisparse.plan.footprint import per_token, resident_bytes
-from hisparse.plan.misses import MissCurve
 from hisparse.plan.paper import compare_with_paper
 from hisparse.plan.plan import Plan, make_plan, recommended_keys
 from hisparse.plan.question import ask
@@ -59,12 +58,6 @@ def test_a_history_that_fits_its_slots_needs_the_fewest() -> None:
     best = plan_named(context="4096", host_memory="20GB").best
     assert best is not None
     assert (best.device_buffer_size, best.link_ms) == (4096, 0)
-
-
-def test_a_curve_of_ones_own() -> None:
-    curve = MissCurve("a trace", ((2, 0.1), (4, 0.05)))
-    question = ask("glm-5.1", HiSparseConfig(), device_memory="141GB", host_memory="2TB", gpus=8, curve=curve)
-    assert make_plan(question).options[0].miss_rate == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("name", EVERY_FAMILY)

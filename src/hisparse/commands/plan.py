@@ -1,5 +1,6 @@
 """`hisparse plan`: what fits on a machine, what it costs on the link, and the configuration to serve it with."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,6 +58,10 @@ def plan(
     index_keys: Annotated[
         str, typer.Option(help="'auto', in the dtype, as the engine keeps them; 'fp8', as the library can.")
     ] = "auto",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Take expected misses from this selection trace.", show_default="the paper's figures"),
+    ] = None,
     top_k: TopKOption = None,
     device_buffer_size: BufferOption = None,
     selector: SelectorOption = None,
@@ -91,6 +96,7 @@ def plan(
         weight_memory=weight_memory,
         index_keys=index_keys,
         dtype=dtype,
+        trace=trace,
     )
     _answer(make_plan(question), as_json)
 

@@ -1,6 +1,7 @@
 """What is asked: a model on a machine, for requests of one length. Made here from what people write, and checked."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from hisparse.plan.machine import GB, Machine, is_data_parallel
 from hisparse.plan.misses import MissCurve, calibrated
 from hisparse.plan.planned_model import PlannedModel, read_model
 from hisparse.plan.quantities import parse_bytes, parse_tokens
+from hisparse.plan.trace_curve import curve_of_trace
 from hisparse.plan.weights import WeightBytes, weight_bytes
 
 RESERVATIONS = (2, 3, 4)  # of top_k: the paper's useful range, its section 4.4
@@ -71,12 +73,9 @@ def ask(
     weight_memory: str | None = None,
     index_keys: str = "auto",
     dtype: str = "bfloat16",
-    curve: MissCurve | None = None,
+    trace: Path | None = None,
 ) -> Question:
     """The question that `hisparse plan` puts; its options say what the arguments mean.
-
-    Args:
-        curve: expected misses. Default: the built-in calibration of the configuration's policy.
 
     Raises:
         CheckpointError: a model that is not there or not supported.
@@ -99,7 +98,7 @@ def ask(
         machine=machine,
         config=config,
         context=_context(planned, context, config),
-        curve=curve or calibrated(config.policy),
+        curve=calibrated(config.policy) if trace is None else curve_of_trace(trace, config.policy, RESERVATIONS),
         step_budget_ms=step_budget,
         fp8_index_keys=fp8_index_keys,
     )
