@@ -5,7 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hisparse.commands.options import JsonOption, print_json
+from hisparse.commands.options import (
+    BufferOption,
+    ChatOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    MaxTokensOption,
+    ModelArgument,
+    PromptFileOption,
+    PromptOption,
+    TopKOption,
+    build_config,
+    print_json,
+    read_prompts,
+)
+from hisparse.commands.session import load_model, prepare, tokenize
 
 if TYPE_CHECKING:
     from hisparse.trace.trace import Trace
@@ -14,6 +30,7 @@ app = typer.Typer(help="Selection traces: record, simulate, plot.", no_args_is_h
 
 DEFAULT_POLICIES = "lru,fifo,two_rate,belady"
 DEFAULT_SIZES = "1k,2k,4k"
+RANKED = 4  # times k: the best positions that are kept with their scores
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A trace: of `hisparse trace record`, a .npz or a .npy.")
@@ -71,6 +88,69 @@ def simulate(
         print_json(report)
     else:
         _print_report(report)
+
+
+@app.command()
+def record(
+    model: ModelArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace's file; of a second prompt FILE-2.hst.")],
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    max_tokens: MaxTokensOption = 128,
+    top_k: TopKOption = None,
+    device_buffer_size: BufferOption = None,
+    selector: Annotated[
+        str | None,
+        typer.Option("--selector", help="As of `generate`.", show_default="the model's indexer, or attention_mass"),
+    ] = None,
+    scores: Annotated[
+        bool | None,
+        typer.Option(
+            "--scores/--no-scores",
+            help="Keep the best 4k positions with their scores.",
+            show_default="if the selector gives them",
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 samples.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Of the random stream.")] = None,
+    ignore_stop: Annotated[bool, typer.Option("--ignore-stop", help="Go on after a stop token.")] = False,
+    chat: ChatOption = None,
+    hisparse_config: ConfigOption = None,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+) -> None:
+    """Generate, and record what every layer selects at every decode step.
+
+    Example: hisparse trace record smollm2 --prompt-file book.txt --top-k 160 --max-tokens 600 --out book.hst
+    """
+    from dataclasses import replace
+
+    from hisparse.engine import SamplingParams
+    from hisparse.models import Llama
+    from hisparse.trace.record import numbered, record_traces, stop_recording
+
+    keys = {"top_k": top_k, "device_buffer_size": device_buffer_size, "selector": selector}
+    config = build_config(hisparse_config, **keys)
+    _check_new(out)
+    texts = read_prompts(prompt, prompt_file)
+    loaded = load_model(model, dtype, device)
+    if ignore_stop:
+        loaded = replace(loaded, stop_token_ids=())
+    if config.selector == "auto" and isinstance(loaded.model, Llama):
+        config = replace(config, selector="attention_mass")
+    params = SamplingParams(temperature, seed=seed, max_tokens=max_tokens)
+    session = prepare(loaded, config, tokenize(loaded, texts, chat), params)
+    keep = config.selector == "attention_mass" if scores is None else scores
+    num_ranked = RANKED * session.engine.runner.cache.layout.top_k if keep else 0
+    recorder = record_traces(session.engine, numbered(out), num_ranked=num_ranked, about={"source": loaded.name})
+    try:
+        session.run()
+    finally:
+        stop_recording(session.engine, recorder)
+    if not recorder.paths:
+        raise ValueError("nothing was recorded: every answer ended with its first token, before a decode step")
+    for path in recorder.paths:
+        print(path)
 
 
 @app.command()
@@ -167,6 +247,14 @@ def _whole_number(option: str, word: str) -> int:
     if not word.strip().isdecimal():
         raise ValueError(f"{option} must be whole numbers, '1,4' for instance, got {word!r}")
     return int(word)
+
+
+def _check_new(path: Path) -> None:
+    """Raise `ValueError` for a trace that cannot be written there, before a model is loaded."""
+    if path.exists():
+        raise ValueError(f"--out {path} exists already: choose another name")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--out {path} is in a folder that does not exist: make it first")
 
 
 def _print_report(report: dict[str, Any]) -> None:

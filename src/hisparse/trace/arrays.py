@@ -32,10 +32,12 @@ class _About:
 
     meta: Mapping[str, Any]
 
-    @property
-    def page(self) -> int:
-        """Positions in one entry of a ranked trace."""
-        return int(self.meta.get("page", 1)) if "page" in str(self.meta.get("quest", "")) else 1
+    def page(self, ranked: NDArray[Any]) -> int:
+        """Positions in one entry of a ranked trace: Quest's page, if every step ranks its newest page first."""
+        page, newest = self.meta.get("page"), self.newest(len(ranked))
+        if not isinstance(page, int) or page < 1 or (newest < 0).any():
+            return 1
+        return page if (ranked[:, :, 0] == newest[:, None] // page).all() else 1
 
     def newest(self, num_steps: int) -> Positions:
         """[steps]: the position that each step produces, -1 where the trace does not say."""
@@ -117,12 +119,13 @@ def _ranked(path: Path, arrays: Arrays, k: int | None) -> Trace:
             f"got {ranked.dtype} {list(ranked.shape)}"
         )
     about = _about(path, arrays)
-    most = ranked.shape[2] * about.page
+    page = about.page(ranked)
+    most = ranked.shape[2] * page
     k = _recorded_k(about, most) if k is None else k
-    check_k(path, k, tuple(range(about.page, most + 1, about.page)))
-    entries = k // about.page
-    selection = _whole_pages(ranked[:, :, :entries], about)
-    rest = _whole_pages(ranked[:, :, entries : 2 * entries], about)
+    check_k(path, k, tuple(range(page, most + 1, page)))
+    entries = k // page
+    selection = _whole_pages(ranked[:, :, :entries], page, about)
+    rest = _whole_pages(ranked[:, :, entries : 2 * entries], page, about)
     return _of_layers(path, arrays, selection, rest)
 
 
@@ -159,11 +162,11 @@ def _recorded_k(about: _About, most: int) -> int:
     return first if isinstance(first, int) and 0 < first <= most else most // 2
 
 
-def _whole_pages(entries: NDArray[Any], about: _About) -> NDArray[np.int32]:
+def _whole_pages(entries: NDArray[Any], page: int, about: _About) -> NDArray[np.int32]:
     """Entries to positions: [steps, layers, n] pages to n * page positions, those not produced yet as -1."""
-    if about.page == 1:
+    if page == 1:
         return entries.astype(np.int32)
-    positions = entries.astype(np.int32)[..., None] * about.page + np.arange(about.page, dtype=np.int32)
+    positions = entries.astype(np.int32)[..., None] * page + np.arange(page, dtype=np.int32)
     positions = positions.reshape(*entries.shape[:2], -1)
     newest = about.newest(entries.shape[0])[:, None, None]
     return np.where((newest >= 0) & (positions > newest), -1, positions).astype(np.int32)

@@ -1,0 +1,244 @@
+"""Records what the layers of running requests select: an observer of the cache that writes trace files.
+
+`record_traces` attaches it to an engine, of a command or of a server. It costs nothing while it is not attached, and
+little for requests that are not among the recorded ones.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hisparse.admission import CacheRequest, State
+from hisparse.cache import HierarchicalCache
+from hisparse.selectors import AttentionMass, Ranking
+from hisparse.step import Step
+from hisparse.trace.file import TraceWriter
+from hisparse.trace.format import SUFFIX, Header, Steps
+
+if TYPE_CHECKING:
+    from hisparse.engine import Engine
+
+BLOCK_STEPS = 64  # in one block of a file
+MOST_RECORDED = 8  # requests recorded at one time
+
+PathOf = Callable[[int], Path]  # the file of the n-th recorded request, from 0
+
+
+@dataclass
+class _Recording:
+    """A request's file, and the steps that are not written yet."""
+
+    writer: TraceWriter
+    step: Step | None = None  # the one that is under way
+    rows: dict[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)  # its layers so far
+    steps: list[tuple[int, list[tuple[NDArray[Any], ...]]]] = field(default_factory=list)
+
+
+class TraceRecorder:
+    """Writes a file for each recorded request. See `SelectionObserver`.
+
+    Args:
+        header: of every file.
+        path_of: where the files go.
+        every: record the first request and then every so-manieth one.
+        max_steps: of a request; later ones are not recorded.
+        ranking: the last selection's best positions and their scores, if the header has room for some.
+
+    Raises:
+        ValueError: numbers below 1.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        path_of: PathOf,
+        *,
+        every: int = 1,
+        max_steps: int | None = None,
+        ranking: Callable[[], Ranking | None] | None = None,
+    ) -> None:
+        if every < 1 or (max_steps is not None and max_steps < 1):
+            raise ValueError(f"every and max_steps must be at least 1, got {every} and {max_steps}")
+        self.header = header
+        self.paths: list[Path] = []  # of the files begun
+        self._path_of = path_of
+        self._every = every
+        self._max_steps = max_steps
+        self._ranking = ranking
+        self._num_seen = 0
+        self._known: dict[int, tuple[CacheRequest, _Recording | None]] = {}  # by identity
+        self._current: Step | None = None
+        self._recorded: list[tuple[int, _Recording]] = []  # lines of the current step
+
+    def selected(self, layer: int, selection: Tensor, step: Step) -> None:
+        """See `SelectionObserver`. A step that is undone is not written: its position comes again."""
+        if step is not self._current:
+            self._begin_step(step)
+        if not self._recorded:
+            return
+        lines = [line for line, _ in self._recorded]
+        parts = (selection[lines].cpu().numpy(), *self._ranks_of(lines))
+        for place, (_, recording) in enumerate(self._recorded):
+            recording.rows[layer] = tuple(part[place] for part in parts)
+
+    def close(self) -> None:
+        """Write what is left and close every file."""
+        self._finish_step()
+        for _, recording in self._known.values():
+            if recording is not None:
+                _flush(recording, self.header)
+                recording.writer.close()
+        self._known.clear()
+        self._recorded, self._current = [], None
+
+    def _begin_step(self, step: Step) -> None:
+        self._finish_step()
+        self._forget_retired()
+        self._current = step
+        self._recorded = []
+        for line, request in enumerate(step.requests):
+            recording = self._recording_of(request)
+            if recording is not None and not self._is_full(recording):
+                recording.step, recording.rows = step, {}
+                self._recorded.append((line, recording))
+
+    def _finish_step(self) -> None:
+        """Keep the step before, if every layer selected in it and it was not undone."""
+        if self._current is None:
+            return
+        for line, recording in self._recorded:
+            request = self._current.requests[line]
+            newest = int(self._current.positions[line])
+            if len(recording.rows) == len(self.header.layers) and request.length > newest:
+                recording.steps.append((newest, [recording.rows[layer] for layer in self.header.layers]))
+            recording.rows = {}
+            if len(recording.steps) >= BLOCK_STEPS:
+                _flush(recording, self.header)
+
+    def _recording_of(self, request: CacheRequest) -> _Recording | None:
+        if id(request) not in self._known:
+            self._known[id(request)] = (request, self._new_recording())
+            self._num_seen += 1
+        return self._known[id(request)][1]
+
+    def _new_recording(self) -> _Recording | None:
+        running = sum(recording is not None for _, recording in self._known.values())
+        if self._num_seen % self._every or running >= MOST_RECORDED:
+            return None
+        path = self._path_of(len(self.paths))
+        self.paths.append(path)
+        return _Recording(TraceWriter(path, self.header))
+
+    def _forget_retired(self) -> None:
+        for key, (request, recording) in list(self._known.items()):
+            if request.state is State.RETIRED:
+                if recording is not None:
+                    _flush(recording, self.header)
+                    recording.writer.close()
+                del self._known[key]
+
+    def _is_full(self, recording: _Recording) -> bool:
+        return self._max_steps is not None and recording.writer.num_steps + len(recording.steps) >= self._max_steps
+
+    def _ranks_of(self, lines: list[int]) -> tuple[NDArray[Any], ...]:
+        """Best positions and scores of these lines, or nothing."""
+        ranking = self._ranking() if self._ranking is not None and self.header.num_ranked else None
+        if ranking is None:
+            return ()
+        return ranking.positions[lines].cpu().numpy(), ranking.scores[lines].cpu().numpy()
+
+
+def _flush(recording: _Recording, header: Header) -> None:
+    """Write the steps that are complete as one block."""
+    steps, recording.steps = recording.steps, []
+    if not steps:
+        return
+    newest = np.array([position for position, _ in steps], np.int32)
+    kinds = range(len(steps[0][1][0]))
+    parts = [np.array([[row[kind] for row in rows] for _, rows in steps]) for kind in kinds]  # [steps, layers, ...]
+    selection = _padded(parts[0], header.k)
+    if not header.num_ranked:
+        recording.writer.write(Steps(newest, selection))
+        return
+    recording.writer.write(Steps(newest, selection, parts[1].astype(np.int32), parts[2].astype(np.float16)))
+
+
+def _padded(selection: NDArray[Any], k: int) -> NDArray[np.int32]:
+    """[steps, layers, k] with pads at the end."""
+    missing = k - selection.shape[-1]
+    return np.pad(selection.astype(np.int32), ((0, 0), (0, 0), (0, missing)), constant_values=-1)
+
+
+def record_traces(
+    engine: "Engine",
+    path_of: PathOf,
+    *,
+    every: int = 1,
+    max_steps: int | None = None,
+    num_ranked: int = 0,
+    about: Mapping[str, Any] | None = None,
+) -> TraceRecorder:
+    """Record the requests that an engine will run, until the recorder is closed.
+
+    Args:
+        engine: whose cache is observed. Steps replayed from a CUDA graph are not seen.
+        path_of: where the file of the n-th recorded request goes.
+        every: record the first request and then every so-manieth one.
+        max_steps: of a request.
+        num_ranked: best positions to keep with their scores, at least k; of a selector that gives them.
+        about: what else to say in the file.
+
+    Raises:
+        ValueError: scores that this selector does not give, or numbers below 1.
+    """
+    family, cache = engine.runner.family, engine.runner.cache
+    selector = getattr(family, "selector", None)
+    ranker = selector if isinstance(selector, AttentionMass) else None
+    if ranker is not None:
+        ranker.num_ranked = num_ranked
+    elif num_ranked:
+        raise ValueError("scores are recorded from the selector 'attention_mass' alone: choose it, or leave them out")
+    header = Header(_selecting_layers(cache), cache.layout.top_k, num_ranked, _about(engine, about or {}))
+    ranking = None if ranker is None else lambda: ranker.ranking
+    recorder = TraceRecorder(header, path_of, every=every, max_steps=max_steps, ranking=ranking)
+    cache.observer = recorder
+    return recorder
+
+
+def stop_recording(engine: "Engine", recorder: TraceRecorder) -> None:
+    """Detach the recorder and close its files."""
+    engine.runner.cache.observer = None
+    recorder.close()
+
+
+def _selecting_layers(cache: HierarchicalCache) -> tuple[int, ...]:
+    """Layers of the cache that have a selection of their own."""
+    return tuple(sorted(set(cache.layout.anchors)))
+
+
+def _about(engine: "Engine", more: Mapping[str, Any]) -> dict[str, Any]:
+    layout, model = engine.runner.cache.layout, engine.runner.model
+    selector = getattr(engine.runner.family, "selector", None)
+    return {
+        "model": model.config.architecture,
+        "selector": type(selector).__name__,
+        "k": layout.top_k,
+        "layers": layout.num_layers,
+        "record_bytes": layout.record_bytes,
+        "max_context": model.config.max_positions,
+        **more,
+    }
+
+
+def numbered(path: Path) -> PathOf:
+    """`name.hst`, then `name-2.hst` and so on."""
+
+    def path_of(number: int) -> Path:
+        return path if not number else path.with_name(f"{path.stem}-{number + 1}{path.suffix or SUFFIX}")
+
+    return path_of
