@@ -2,6 +2,7 @@
 
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from hisparse.commands.options import (
     build_config,
 )
 from hisparse.commands.progress import say
+from hisparse.commands.recording import check_recording, recording
 from hisparse.commands.session import load_model, make_engine
 from hisparse.config import HiSparseConfig
 
@@ -49,6 +51,10 @@ def serve(
         str | None, typer.Option(help="What clients call the model.", show_default="MODEL")
     ] = None,
     drain_seconds: Annotated[float, typer.Option(help="How long requests may go on after SIGTERM.")] = 30.0,
+    record_traces: Annotated[
+        Path | None, typer.Option(help="A folder for traces of what layers select; see `hisparse trace`.")
+    ] = None,
+    record_every: Annotated[int, typer.Option(help="Record the first request and then every so-manieth.")] = 10,
     top_k: TopKOption = None,
     device_buffer_size: BufferOption = None,
     selector: SelectorOption = None,
@@ -63,6 +69,7 @@ def serve(
     Example: hisparse serve smollm2, and then a client with base_url="http://127.0.0.1:8000/v1"
     """
     _check(port, max_waiting, max_context, drain_seconds, api_key)
+    check_recording(record_traces, record_every)
     config = build_config(
         hisparse_config,
         top_k=top_k,
@@ -76,7 +83,8 @@ def serve(
     loaded = load_model(model, dtype, device)
     context = min(max_context or loaded.model.config.max_positions, loaded.model.config.max_positions)
     engine = _build(loaded, config, context)
-    _run(loaded, engine, context, served_model_name or model, listener, api_key, max_waiting, drain_seconds)
+    with recording(engine, record_traces, record_every):
+        _run(loaded, engine, context, served_model_name or model, listener, api_key, max_waiting, drain_seconds)
 
 
 def _check(port: int, max_waiting: int, max_context: int | None, drain_seconds: float, api_key: str | None) -> None:
