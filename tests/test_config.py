@@ -42,7 +42,17 @@ def test_a_reservation_not_above_top_k(device_buffer_size: int) -> None:
         HiSparseConfig(top_k=64, device_buffer_size=device_buffer_size)
 
 
-@pytest.mark.parametrize("key", ["top_k", "device_buffer_size", "max_running_requests", "prefill_chunk"])
+def test_a_steps_tokens() -> None:
+    assert HiSparseConfig(max_running_requests=8, prefill_chunk=100).step_tokens == 108
+    assert HiSparseConfig(max_running_requests=8, prefill_chunk=100, max_num_batched_tokens=108).step_tokens == 108
+    assert HiSparseConfig(max_num_batched_tokens=8192).step_tokens == 8192
+    with pytest.raises(ValueError, match=r"at least max_running_requests 8 \+ prefill_chunk 100 = 108, .* got 107"):
+        HiSparseConfig(max_running_requests=8, prefill_chunk=100, max_num_batched_tokens=107)
+
+
+@pytest.mark.parametrize(
+    "key", ["top_k", "device_buffer_size", "max_running_requests", "prefill_chunk", "max_num_batched_tokens"]
+)
 @pytest.mark.parametrize("value", [0, -1, 1.5, "64", True])
 def test_whole_numbers(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"{key} must be a whole number of at least 1, got {value!r}"):

@@ -35,6 +35,8 @@ class HiSparseConfig:
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
         prefill_chunk: tokens of a prompt that one forward takes.
+        max_num_batched_tokens: tokens of a step: one for each request that decodes, the rest for chunks of prompts.
+            More reads prompts faster and answers slower. Default, and least: max_running_requests + prefill_chunk.
 
     Raises:
         ValueError: a value that cannot work, with the reason.
@@ -51,19 +53,21 @@ class HiSparseConfig:
     kv_cache_dtype: str = "auto"
     prefetch: bool = True
     prefill_chunk: int = 512
+    max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
         from hisparse.order import POLICIES  # here, so that --help does not wait for torch
         from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
 
-        for name in ("top_k", "device_buffer_size", "max_running_requests", "prefill_chunk"):
-            if getattr(self, name) is not None or name not in ("top_k", "device_buffer_size"):
+        for name in ("max_running_requests", "prefill_chunk", "top_k", "device_buffer_size", "max_num_batched_tokens"):
+            if getattr(self, name) is not None or name in ("max_running_requests", "prefill_chunk"):
                 _check_whole(name, getattr(self, name), least=1)
         if self.top_k and self.device_buffer_size and self.device_buffer_size <= self.top_k:
             raise ValueError(
                 f"device_buffer_size must be above top_k {self.top_k}, so that a selection and the newest record fit, "
                 f"got {self.device_buffer_size}: use at least {self.top_k + 1}, {2 * self.top_k} is a good start"
             )
+        self._check_step_tokens()
         ratio = self.host_to_device_ratio
         if ratio is not None and not _is_positive(ratio):
             raise ValueError(f"host_to_device_ratio must be a finite number above 0, got {ratio!r}")
@@ -76,6 +80,20 @@ class HiSparseConfig:
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.selector == "quest" and self.top_k and self.top_k < QUEST_PAGE:
             raise ValueError(f"top_k must be at least {QUEST_PAGE} (one Quest page), got {self.top_k}")
+
+    def _check_step_tokens(self) -> None:
+        least = self.max_running_requests + self.prefill_chunk
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < least:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_running_requests {self.max_running_requests} + "
+                f"prefill_chunk {self.prefill_chunk} = {least}, so that neither answers nor prompts ever wait for the "
+                f"other, got {self.max_num_batched_tokens}: raise it, or lower prefill_chunk"
+            )
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step may run."""
+        return self.max_num_batched_tokens or self.max_running_requests + self.prefill_chunk
 
     def top_k_for(self, trained: int | None) -> int:
         """Tokens that a layer reads, with a model whose indexer was `trained` to read so many (None: it has none)."""

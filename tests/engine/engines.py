@@ -101,10 +101,10 @@ class VerifiedRun:
         self.decode_misses: list[int] = []  # of each decode step
         self._misses = 0
 
-    def submit(self, length: int, max_tokens: int = 12, **params: Any) -> Request:
+    def submit(self, length: int, max_tokens: int = 12, priority: int = 0, **params: Any) -> Request:
         """Queue a random prompt; tokens are sampled, so that histories differ from request to request."""
         sampling = SamplingParams(**({"temperature": 1.0, "seed": length, "max_tokens": max_tokens} | params))
-        return self.engine.submit(prompt_of(length), sampling)
+        return self.engine.submit(prompt_of(length), sampling, priority)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, FinishReason, Request, RequestState, SamplingParams
+from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.errors import HiSparseError, ModelOutputError, NeverFitsError
 from tests.engine.engines import (
     Checkpoints,
@@ -152,8 +154,8 @@ def test_seeded_text_reproduces(tiny: Tiny) -> None:
 def test_a_step_returns_the_requests_that_got_a_token(tiny: Tiny) -> None:
     engine = letters_engine(tiny)
     long, short = (engine.submit(prompt_of(length), SamplingParams(max_tokens=2)) for length in (100, 20))
-    stepped = [engine.step() for _ in range(5)]
-    assert stepped == [[], [long], [short], [long, short], []]
+    stepped = [engine.step() for _ in range(4)]
+    assert stepped == [[], [short, long], [long, short], []]
     assert engine.scheduler.is_idle
 
 
@@ -213,6 +215,56 @@ def test_requests_wait_for_host_pages_too(tiny: Tiny) -> None:
     assert_clean(engine)
     assert all(len(batch.request_ids) == 1 for batch in record.decodes)
     assert all(len(request.output) == 3 for request in requests)
+
+
+# Priorities
+
+
+def test_texts_are_those_of_each_alone_while_priorities_retract(tiny: Tiny) -> None:
+    """Two places, and requests that come later and matter more, whose prompts are read beside the others' answers."""
+    run = VerifiedRun(tiny.loaded, replace(CONFIG, max_running_requests=2, host_to_device_ratio=30), [330] * 2)
+    requests = [run.submit(length, 40, temperature=0.0, priority=2) for length in (200, 150)]
+    for turn, length in enumerate((280, 90, 20, 290, 64, 129)):
+        run.step_until(lambda count=6 * turn: len(requests[0].output) + len(requests[1].output) > count)  # type: ignore[misc]
+        requests.append(run.submit(length, 12, temperature=0.0, priority=turn % 2))
+    run.finish()
+    assert run.engine.scheduler.num_retractions >= 4
+    batches = run.record.batches
+    mixed = [one for one, two in pairwise(batches) if isinstance(one, DecodeBatch) and isinstance(two, PrefillChunk)]
+    assert len(mixed) >= 5
+    for request in requests:
+        alone = garbage_engine(tiny.loaded, CONFIG, [330])
+        twin = alone.submit(request.prompt, request.params)
+        alone.run()
+        assert request.output == twin.output
+    assert {len(request.output) for request in requests} == {40, 12}
+
+
+def test_a_more_important_request_is_served_at_once(tiny: Tiny) -> None:
+    engine = letters_engine(tiny, config=replace(CONFIG, max_running_requests=1, host_to_device_ratio=20))
+    low = engine.submit(prompt_of(70), SamplingParams(max_tokens=24), priority=1)
+    advance(engine, low, RequestState.DECODING)
+    high = engine.submit(prompt_of(90), SamplingParams(max_tokens=3))
+    engine.step()
+    assert (low.state, high.state) == (RequestState.RETRACTED, RequestState.PREFILLING)
+    engine.runner.cache.check_integrity()
+    advance(engine, high, RequestState.FINISHED)
+    engine.run()
+    assert low.output == unstopped(tiny).output
+    assert_clean(engine)
+
+
+def test_a_cache_that_others_fill_is_an_error_and_not_a_wait(tiny: Tiny) -> None:
+    engine = letters_engine(tiny, (128,))
+    cache = engine.runner.cache
+    held = cache.admit(64)
+    request = engine.submit(prompt_of(70), SamplingParams(max_tokens=3))
+    with pytest.raises(HiSparseError, match="1 waiting and 0 retracted requests find no room although nothing runs"):
+        engine.run()
+    cache.retire(held)
+    engine.run()
+    assert len(request.output) == 3
+    assert_clean(engine)
 
 
 # What is refused
@@ -318,6 +370,30 @@ def test_only_a_decoding_request_can_be_retracted(tiny: Tiny) -> None:
 
 
 # NaN
+
+
+@pytest.mark.parametrize("forward", ["prefill", "decode"])
+def test_a_forward_that_fails_ends_its_requests_alone(
+    forward: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may find by itself that it has no output. Trying again would go on for ever."""
+    engine = letters_engine(tiny)
+    bad = engine.submit(prompt_of(70), SamplingParams(max_tokens=24))
+    if forward == "decode":
+        advance(engine, bad, RequestState.DECODING)
+    good = engine.submit(prompt_of(100), SamplingParams(max_tokens=24))
+
+    def broken(batch: object) -> Tensor:
+        raise ModelOutputError("scores are NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, forward, broken)
+        with pytest.raises(ModelOutputError, match="scores are NaN"):
+            engine.step()
+    assert bad.finish_reason is FinishReason.ERROR
+    engine.run()
+    assert len(good.output) == 24
+    assert_clean(engine)
 
 
 def damage_step(run: VerifiedRun, bad: Request, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Request, RequestState
+from hisparse.engine.residency import CacheResidency
 from hisparse.errors import IntegrityError
 from hisparse.order import POLICIES
 from hisparse.selectors import AGGREGATIONS
@@ -32,7 +33,7 @@ def run_batch(tiny: Tiny, config: HiSparseConfig) -> VerifiedRun:
     for length in LENGTHS:
         run.submit(length)
     run.finish()
-    assert len(run.record.decodes[0].request_ids) == len(LENGTHS)
+    assert max(len(batch.request_ids) for batch in run.record.decodes) == len(LENGTHS)
     return run
 
 
@@ -193,11 +194,12 @@ def test_retracted_requests_come_back_to_taken_slots(tiny: Tiny, monkeypatch: py
     run = VerifiedRun(tiny.loaded, config_of(), [330, 290])
     away, other = run.submit(300, max_tokens=30), run.submit(250, max_tokens=40)
     run.step_until(lambda: len(other.output) == 5)
+    seen = len(away.output)
     held_until(run, monkeypatch, away, lambda: len(other.output) == 20)
     assert (run.engine.runner.cache.device_pool.tables.num_free == 0).any()
-    seen = len(away.output)
+    assert len(away.output) == seen < 30
     run.finish()
-    assert (seen, len(away.output)) == (5, 30)
+    assert len(away.output) == 30
 
 
 @pytest.mark.parametrize("per_kv_head", [False, True], ids=["one a layer", "one a KV head"])
@@ -222,7 +224,7 @@ def held_until(run: VerifiedRun, monkeypatch: pytest.MonkeyPatch, request: Reque
     """Retract the request and let no room be found for it until `reached`."""
     run.engine.retract(request)
     with monkeypatch.context() as patch:
-        patch.setattr(run.engine.runner, "resume", lambda request_id: False)
+        patch.setattr(CacheResidency, "fits", lambda *arguments: False)
         run.step_until(reached)
         assert request.state is RequestState.RETRACTED
 

@@ -55,7 +55,9 @@ def test_smollm2_equals_transformers() -> None:
 def run_greedily(loaded: Loaded, prompts: list[list[int]], num_decodes: int) -> Iterator[tuple[Request, Tensor]]:
     """Each request of one batch, ended, with its logits [1 + num_decodes, vocab]: after the prompt, then each step."""
     top_k = max(map(len, prompts)) + num_decodes + 1
-    config = HiSparseConfig(top_k=top_k, device_buffer_size=top_k + 1, selector="all", prefill_chunk=100)
+    config = HiSparseConfig(
+        top_k=top_k, device_buffer_size=top_k + 1, selector="all", prefill_chunk=100, max_num_batched_tokens=1000
+    )
     record = Record()
     engine = garbage_engine(loaded, config, [top_k] * len(prompts), [record])
     requests = [engine.submit(prompt, SamplingParams(max_tokens=num_decodes + 1)) for prompt in prompts]

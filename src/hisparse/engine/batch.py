@@ -16,6 +16,11 @@ class PrefillChunk:
     max_positions: int  # of the request, for whoever sees its first chunk
     is_last: bool  # the prompt ends here: logits are wanted
 
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """The one request, as a `DecodeBatch` names its several."""
+        return (self.request_id,)
+
 
 @dataclass(frozen=True)
 class DecodeBatch:

@@ -10,6 +10,7 @@ from hisparse.engine.engine import Engine, Observer
 from hisparse.engine.family import Family
 from hisparse.engine.grouped import GroupedFamily
 from hisparse.engine.latent import LatentFamily
+from hisparse.engine.residency import CacheResidency
 from hisparse.engine.runner import Runner
 from hisparse.engine.scheduler import Scheduler
 from hisparse.host_memory import Progress
@@ -137,7 +138,7 @@ def build_engine(
     runner = Runner(family, cache)
     return Engine(
         runner,
-        Scheduler(runner, config.prefill_chunk),
+        Scheduler(CacheResidency(runner), config.prefill_chunk, config.step_tokens),
         loaded.tokenizer,
         stop_token_ids=loaded.stop_token_ids,
         max_context=loaded.model.config.max_positions,

@@ -60,12 +60,13 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def submit(self, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> Request:
         """Queue a prompt.
 
         Args:
             prompt: tokens, at least one.
             params: max_tokens is cut to what the model's context leaves.
+            priority: the lower number is served first, and may have requests of higher numbers retracted.
 
         Raises:
             ValueError: an empty prompt, or one that fills or exceeds the model's context.
@@ -74,26 +75,27 @@ class Engine:
         check_prompt(prompt, self._max_context)
         room = self._max_context - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        request = Request(self._next_id, list(prompt), params, TextStream(self._decode, params.stop))
+        request = Request(self._next_id, list(prompt), params, TextStream(self._decode, params.stop), priority)
         self.scheduler.add(request)
         self._requests[request.id] = request
         self._next_id += 1
         return request
 
     def step(self) -> list[Request]:
-        """One forward; the requests that got a token from it.
+        """One step: the forwards that the scheduler chose. The requests that got a token, each once.
 
-        Raises `ModelOutputError` if a request's logits cannot be sampled from. That request has ended then;
-        the others of the batch have their tokens, and stepping on is safe.
+        Raises:
+            ModelOutputError: a request's logits cannot be sampled from, and it has ended; or the forward itself found
+                that the model's values are none, and all its requests have ended. Stepping on is safe.
+            HiSparseError: there are requests, and none can ever run.
         """
-        batch = self.scheduler.schedule()
-        if batch is None:
-            return []
-        if isinstance(batch, PrefillChunk):
-            return self._prefill(batch)
-        logits = self.runner.decode(batch)
-        self._tell(batch, logits)
-        return self._take_tokens(logits, [self._requests[request_id] for request_id in batch.request_ids])
+        stepped: list[Request] = []
+        for batch in self.scheduler.schedule():
+            stepped += self._run(batch)
+        failed = [request for request in stepped if request.finish_reason is FinishReason.ERROR]
+        if failed:
+            raise _no_output(failed[0])
+        return stepped
 
     def run(self, on_step: Callable[[list[Request]], None] | None = None) -> None:
         """Step until every request is finished."""
@@ -111,29 +113,33 @@ class Engine:
         if request.state is not RequestState.FINISHED:
             self._finish(request, FinishReason.CANCELLED)
 
-    def _prefill(self, chunk: PrefillChunk) -> list[Request]:
-        request = self._requests[chunk.request_id]
-        logits = self.runner.prefill(chunk)
-        request.num_prefilled = chunk.start + len(chunk.tokens)
-        self._tell(chunk, logits)
-        if logits is None:
-            return []
-        request.state = RequestState.DECODING
-        return self._take_tokens(logits, [request])
+    def _run(self, batch: Batch) -> list[Request]:
+        """One forward; the requests that got a token from it."""
+        requests = [self._requests[request_id] for request_id in batch.request_ids]
+        try:
+            logits = self._forward(batch)
+        except ModelOutputError:  # it does not say whose fault it is, and trying again would not help
+            for request in requests:
+                self._finish(request, FinishReason.ERROR)
+            raise
+        if isinstance(batch, PrefillChunk):
+            requests[0].num_prefilled = batch.start + len(batch.tokens)
+        self._tell(batch, logits)
+        return [] if logits is None else self._take_tokens(logits, requests)
+
+    def _forward(self, batch: Batch) -> Tensor | None:
+        return self.runner.prefill(batch) if isinstance(batch, PrefillChunk) else self.runner.decode(batch)
 
     def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
-        failed = []
         for request, token in zip(requests, self._sampler.sample(logits, requests), strict=True):
             if token is None:
-                failed.append(request)
                 self._finish(request, FinishReason.ERROR)
             else:
                 self._take_token(request, token)
-        if failed:
-            raise _no_output(failed[0])
         return requests
 
     def _take_token(self, request: Request, token: int) -> None:
+        request.state = RequestState.DECODING
         request.output.append(token)
         is_stop_token = token in self._stop_token_ids or token in request.params.stop_token_ids
         if not is_stop_token:

@@ -41,6 +41,7 @@ class Meter:
         self.peak_positions = max(self.peak_positions, sum(lengths))
         if self.cache.selection_state is not None:
             self.peak_state_bytes = max(self.peak_state_bytes, self.cache.selection_state.used_bytes)
+        self.start()  # a step may have several forwards
 
     def finished(self, request_id: int) -> None:
         """Nothing to do: the peak is already counted."""

@@ -71,6 +71,7 @@ class Request:
     prompt: list[int]  # tokens
     params: SamplingParams
     stream: TextStream
+    priority: int = 0  # the lower number is served first
     state: RequestState = RequestState.WAITING
     num_prefilled: int = 0  # prompt tokens whose records are in the cache
     output: list[int] = field(default_factory=list)  # tokens, a final stop token included

@@ -1,33 +1,21 @@
-"""Decides what runs next: admits waiting requests, cuts prompts into chunks, batches decodes.
+"""Decides what a step runs: one decode of all requests that decode, and chunks of prompts for the rest of its budget.
 
-First come, first served. A prompt runs before decodes go on; chunks lie at fixed multiples of the request's
-own positions, one request a forward, so that results do not depend on what else is running.
+Who is let onto the device first: by priority (the lower number), then in the order of arrival. A request takes all
+that it will ever need when it is admitted, so nothing runs dry half-way. One that does not fit may have running
+requests of lower priority retracted, if that makes room; they go on later, where they were.
+
+Every decode takes part in every step, so no prompt holds answers up for longer than a budget. Chunks lie at fixed
+multiples of their request's own positions, one request a forward, so that results do not depend on what else runs.
 """
 
+from bisect import insort
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
 
 from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
 from hisparse.engine.request import Request, RequestState
-
-
-class Residency(Protocol):
-    """What the scheduler asks of the runner: room for requests."""
-
-    def can_admit(self, max_positions: int) -> bool:
-        """Whether there is room now. Raises `NeverFitsError` if there never will be."""
-
-    def admit(self, request_id: int, max_positions: int) -> None:
-        """Take a request on."""
-
-    def resume(self, request_id: int) -> bool:
-        """Put a retracted request back if there is room."""
-
-    def retract(self, request_id: int) -> None:
-        """Take a request off the device, keeping its history."""
-
-    def retire(self, request_id: int) -> None:
-        """Let a request go."""
+from hisparse.engine.residency import Residency
+from hisparse.errors import HiSparseError
 
 
 class Scheduler:
@@ -36,14 +24,19 @@ class Scheduler:
     Args:
         residency: where requests get their room.
         prefill_chunk: tokens of a prompt in one forward.
+        max_num_batched_tokens: tokens of one step: one a decode, the rest for chunks. It must have room for a decode of
+            all requests that can run together and for a chunk, so that neither ever waits for the other.
     """
 
-    def __init__(self, residency: Residency, prefill_chunk: int) -> None:
+    def __init__(self, residency: Residency, prefill_chunk: int, max_num_batched_tokens: int) -> None:
         self._residency = residency
         self._chunk = prefill_chunk
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self.retracted: deque[Request] = deque()
+        self._budget = max_num_batched_tokens
+        self._oldest_is_next = True  # of prompts: see _chunks
+        self.waiting: list[Request] = []  # the first in line first
+        self.retracted: list[Request] = []  # likewise
+        self.running: list[Request] = []  # in the order in which they came to the device
+        self.num_retractions = 0  # since the start
 
     @property
     def is_idle(self) -> bool:
@@ -52,52 +45,131 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `NeverFitsError` at once if it can never be admitted."""
-        self._residency.can_admit(request.max_positions)
-        self.waiting.append(request)
+        self._residency.fits(request)
+        insort(self.waiting, request, key=_rank)
 
-    def schedule(self) -> Batch | None:
-        """The next forward, or None if nothing can run."""
-        self._resume()
-        self._admit()
-        for request in self.running:
-            if request.state is RequestState.PREFILLING:
-                return self._next_chunk(request)
-        return self._decode_batch()
+    def schedule(self) -> list[Batch]:
+        """The forwards of the next step, in no particular order; none only if nothing is left to do.
+
+        Raises `HiSparseError` if there are requests, none can run, and so none ever will.
+        """
+        self._take_in()
+        if not self.running and not self.is_idle:
+            raise self._nothing_can_run()
+        decoding = [request for request in self.running if request.state is RequestState.DECODING]
+        prefilling = [request for request in self.running if request.state is RequestState.PREFILLING]
+        batches: list[Batch] = [_decode_batch(decoding)] if decoding else []
+        return batches + self._chunks(prefilling, self._budget - len(decoding))
 
     def retract(self, request: Request) -> None:
-        """Take a decoding request off the device; it resumes before others are admitted."""
+        """Take a decoding request off the device; it resumes before others of its priority are admitted."""
         if request.state is not RequestState.DECODING:
             raise ValueError(f"only a decoding request can be retracted, this one is {request.state.value}")
-        self._residency.retract(request.id)
+        self._residency.retract(request)
         self.running.remove(request)
-        self.retracted.append(request)
+        insort(self.retracted, request, key=_rank)
         request.state = RequestState.RETRACTED
+        self.num_retractions += 1
 
     def remove(self, request: Request) -> None:
         """Forget a request, wherever it is, and free what it held."""
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         else:
-            self._residency.retire(request.id)
+            self._residency.retire(request)
             queue = self.retracted if request.state is RequestState.RETRACTED else self.running
             queue.remove(request)
         request.state = RequestState.FINISHED
 
-    def _resume(self) -> None:
-        while self.retracted and self._residency.resume(self.retracted[0].id):
-            request = self.retracted.popleft()
-            request.state = RequestState.DECODING
-            self.running.append(request)
+    # Who is on the device
 
-    def _admit(self) -> None:
-        while self.waiting and not self.retracted and self._residency.can_admit(self.waiting[0].max_positions):
-            request = self.waiting.popleft()
-            self._residency.admit(request.id, request.max_positions)
+    def _take_in(self) -> None:
+        """Let requests in, one after the other, while there is room or can be made.
+
+        Nobody who waits is admitted past a waiting request that does not fit, or small ones could keep a large one away
+        for ever. Retracted ones do go on past it: the host pages that it lacks may be theirs, and it can have their
+        place as soon as that is enough. Requests of one priority never retract each other, so each retraction lets in
+        somebody of higher priority, and without new arrivals there is an end to them.
+        """
+        admits = True
+        while request := self._first_in_line(admits):
+            victims = self._victims_for(request)
+            if victims is not None:
+                self._let_in(request, victims)
+            elif request.state is RequestState.WAITING:
+                admits = False
+            else:
+                return
+
+    def _first_in_line(self, admits: bool) -> Request | None:
+        """Of one priority, retracted requests come before waiting ones."""
+        heads = self.retracted[:1] + self.waiting[: int(admits)]
+        return min(heads, key=lambda request: request.priority, default=None)
+
+    def _victims_for(self, request: Request) -> Sequence[Request] | None:
+        """Whom to retract so that the request fits: the youngest of the lowest priority. None: it does not help."""
+        if self._residency.fits(request):
+            return ()
+        lower = [
+            other
+            for other in self.running
+            if other.priority > request.priority and other.state is RequestState.DECODING
+        ]
+        if not lower or not self._residency.fits(request, lower):
+            return None
+        lower.sort(key=_rank, reverse=True)
+        count = 1
+        while not self._residency.fits(request, lower[:count]):
+            count += 1
+        return lower[:count]
+
+    def _let_in(self, request: Request, victims: Sequence[Request]) -> None:
+        for victim in victims:
+            self.retract(victim)
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+            self._residency.admit(request)
             request.state = RequestState.PREFILLING
-            self.running.append(request)
+        else:
+            self.retracted.remove(request)
+            self._residency.resume(request)
+            request.state = RequestState.DECODING
+        self.running.append(request)
 
-    def _next_chunk(self, request: Request) -> PrefillChunk:
-        start = request.num_prefilled
+    def _nothing_can_run(self) -> HiSparseError:
+        return HiSparseError(
+            f"{len(self.waiting)} waiting and {len(self.retracted)} retracted requests find no room although nothing "
+            f"runs, so they would wait for ever: something other than this engine holds the cache's reservations or "
+            f"pages. Let it go, or give the engine a cache of its own"
+        )
+
+    # Whose prompt goes on
+
+    def _chunks(self, prefilling: Sequence[Request], budget: int) -> list[PrefillChunk]:
+        """Chunks of up to `budget` tokens, those of the highest priority first.
+
+        Turn by turn, the oldest prompt gets a chunk and the one with the fewest tokens left. So a long prompt takes at
+        most twice as long as alone, a short one behind it likewise, and equal ones finish one after the other (with
+        a round robin, all of them would finish late).
+        """
+        start = {request: request.num_prefilled for request in prefilling}  # of each prompt's next chunk
+        oldest = deque(sorted(prefilling, key=_rank))
+        shortest = deque(sorted(prefilling, key=_rank_by_tokens_left))
+        chunks: list[PrefillChunk] = []
+        while start:
+            request = _first_of(oldest if self._oldest_is_next else shortest, start)
+            chunk = self._chunk_of(request, start[request])
+            if len(chunk.tokens) > budget:
+                break
+            chunks.append(chunk)
+            budget -= len(chunk.tokens)
+            start[request] += len(chunk.tokens)
+            if chunk.is_last:
+                del start[request]
+            self._oldest_is_next = not self._oldest_is_next
+        return chunks
+
+    def _chunk_of(self, request: Request, start: int) -> PrefillChunk:
         end = min(start + self._chunk, len(request.prompt))
         return PrefillChunk(
             request_id=request.id,
@@ -107,11 +179,25 @@ class Scheduler:
             is_last=end == len(request.prompt),
         )
 
-    def _decode_batch(self) -> DecodeBatch | None:
-        if not self.running:
-            return None
-        return DecodeBatch(
-            request_ids=tuple(request.id for request in self.running),
-            tokens=tuple(request.output[-1] for request in self.running),
-            positions=tuple(len(request.prompt) + len(request.output) - 1 for request in self.running),
-        )
+
+def _decode_batch(requests: Sequence[Request]) -> DecodeBatch:
+    return DecodeBatch(
+        request_ids=tuple(request.id for request in requests),
+        tokens=tuple(request.output[-1] for request in requests),
+        positions=tuple(len(request.prompt) + len(request.output) - 1 for request in requests),
+    )
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    """Lower is earlier. Ids count arrivals."""
+    return request.priority, request.id
+
+
+def _rank_by_tokens_left(request: Request) -> tuple[int, int, int]:
+    return request.priority, len(request.prompt) - request.num_prefilled, request.id
+
+
+def _first_of(line: deque[Request], unfinished: dict[Request, int]) -> Request:
+    while line[0] not in unfinished:
+        line.popleft()
+    return line[0]
