@@ -37,6 +37,12 @@ def test_openai_defaults() -> None:
     assert chat(max_tokens=3, max_completion_tokens=4).sampling(0, room=100).max_tokens == 4
 
 
+def test_priorities() -> None:
+    assert completion().priority is None
+    assert completion(priority=-3).priority == -3
+    assert chat(priority=7).priority == 7
+
+
 def test_each_choice_has_a_seed_of_its_own() -> None:
     seeds = [completion(seed=2**63 - 1, n=3).sampling(choice, room=1).seed for choice in range(3)]
     assert seeds == [2**63 - 1, 0, 1]
@@ -62,6 +68,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {  # name -> (fields, the param tha
     "empty stop string": ({"stop": [""]}, "stop.0"),
     "stop of the wrong type": ({"stop": 5}, "stop"),
     "too many stop strings": ({"stop": ["x"] * 17}, "stop"),
+    "priority of the wrong type": ({"priority": "high"}, "priority"),
+    "enormous priority": ({"priority": 2**31}, "priority"),
     "no choices": ({"n": 0}, "n"),
     "a million choices": ({"n": 1_000_000}, "n"),
     "stream of the wrong type": ({"stream": "yes"}, "stream"),

@@ -8,6 +8,7 @@ import pytest
 
 from hisparse.chat import encode_chat
 from hisparse.checkpoint import Loaded
+from hisparse.engine import Request, RequestState
 from tests.server.serving import CONTEXT, MODEL, Served, SlowEngine, alone, prompt_of, wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -138,6 +139,7 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "chat without messages": (CHAT, {"model": MODEL}, 400, "messages", "required"),
     "chat past the context": (CHAT, chat("x" * 600), 400, None, "512"),
     "logprobs": (CHAT, chat(logprobs=True), 400, "logprobs", "not supported"),
+    "priority": (CHAT, chat(priority="high"), 400, "priority", "high"),
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", "not supported"),
 }
 
@@ -211,11 +213,37 @@ def test_metrics(served: Served) -> None:
 
 def test_metrics_while_requests_run(served: Served) -> None:
     SlowEngine(served.loop.engine, seconds=0.02)
+    expected = (
+        "hisparse_running 3.0",
+        "hisparse_waiting 2.0",
+        "hisparse_unfinished 5.0",
+        'hisparse_pool_used{pool="reservations"} 3.0',
+    )
     with ThreadPoolExecutor(5) as threads:
-        answers = [threads.submit(served.post, COMPLETIONS, greedy(max_tokens=60)) for _ in range(5)]
-        wait_until(lambda: "hisparse_running 3.0" in served.get("/metrics").text, "three running requests")
-        text = served.get("/metrics").text
-        assert "hisparse_waiting 2.0" in text
-        assert 'hisparse_pool_used{pool="reservations"} 3.0' in text
-        assert "hisparse_unfinished 5.0" in text
+        answers = [threads.submit(served.post, COMPLETIONS, greedy(max_tokens=120)) for _ in range(5)]
+        wait_until(lambda: shows(served, *expected), "three running requests, and two that wait")
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_metrics_of_priorities(served: Served, loaded: Loaded) -> None:
+    """Three that run, and one that matters more: one of them is retracted, and its text is the same."""
+    SlowEngine(served.loop.engine, seconds=0.01)
+    with ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(served.post, COMPLETIONS, greedy(max_tokens=120, priority=5)) for _ in range(3)]
+        wait_until(lambda: [request.state for request in requests_of(served)] == 3 * [RequestState.DECODING])
+        urgent = threads.submit(served.post, COMPLETIONS, greedy(max_tokens=60, priority=-5))
+        expected = ("hisparse_running 3.0", "hisparse_retracted 1.0", "hisparse_waiting 0.0")
+        wait_until(lambda: shows(served, *expected, "hisparse_retractions_total 1.0"), "a retraction")
+        texts = [answer.result().json()["choices"][0]["text"] for answer in (urgent, *answers)]
+    whole = alone(loaded, prompt_of(loaded, TEXT), max_tokens=120)
+    assert texts[1:] == [whole] * 3
+    assert texts[0] == alone(loaded, prompt_of(loaded, TEXT), max_tokens=60)
+    assert shows(served, "hisparse_retracted 0.0", "hisparse_retractions_total 1.0")
+
+
+def requests_of(served: Served) -> list[Request]:
+    return list(served.loop.engine._requests.values())
+
+
+def shows(served: Served, *lines: str) -> bool:
+    return set(lines) <= set(served.get("/metrics").text.splitlines())

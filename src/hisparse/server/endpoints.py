@@ -82,7 +82,7 @@ class Endpoints:
 
     async def _submit(self, call: Call) -> Answers:
         jobs = [
-            Job(prompt, call.asked.sampling(choice, room=self._room_after(prompt)))
+            Job(prompt, call.asked.sampling(choice, room=self._room_after(prompt)), call.asked.priority or 0)
             for prompt in call.prompts
             for choice in range(call.num_choices)
         ]

@@ -28,7 +28,7 @@ class Watch(Protocol):
     """Sees what the loop does, on the engine's thread. It must not raise."""
 
     def stepped(self, engine: Engine) -> None:
-        """A forward was done, or nothing is left to do."""
+        """A step was done, or nothing is left to do."""
 
     def got_first_token(self, generation: Generation) -> None:
         """A text has begun."""
@@ -168,7 +168,7 @@ class EngineLoop:
         error = None
         try:
             self.engine.step()
-        except ModelOutputError as raised:  # the request has ended; the others have their tokens
+        except ModelOutputError as raised:  # who is at fault has ended; the others go on
             error = raised
         with self._lock:
             unfinished = list(self._unfinished)

@@ -18,6 +18,7 @@ class Job(NamedTuple):
 
     prompt: list[int]  # tokens
     params: SamplingParams
+    priority: int = 0  # the lower number is served first
 
 
 class Piece(NamedTuple):

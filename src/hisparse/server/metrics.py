@@ -1,12 +1,13 @@
 """What the server tells Prometheus, from a registry of its own. Fed by the engine loop, on its thread.
 
 The cache's counters lie on the device and reading them waits for it, so a snapshot is taken at most twice a second
-while the engine runs, and once more when it has nothing left to do.
+while the engine runs, and once more when it has nothing left to do. Numbers of requests are those of the last step.
 """
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from hisparse.device_pool import Counters
 from hisparse.engine import Engine, FinishReason
+from hisparse.engine.scheduler import Scheduler
 from hisparse.server.generation import Generation
 
 SNAPSHOT_SECONDS = 0.5
@@ -28,6 +30,7 @@ class Snapshot:
     running: int = 0
     waiting: int = 0
     retracted: int = 0
+    retractions: int = 0  # since the start
     hits: tuple[int, ...] = ()  # by layer, since the start
     misses: tuple[int, ...] = ()
     record_bytes: int = 0
@@ -36,7 +39,7 @@ class Snapshot:
 
 def take_snapshot(engine: Engine) -> Snapshot:
     """Look at an engine, on its own thread."""
-    cache, scheduler = engine.runner.cache, engine.scheduler
+    cache = engine.runner.cache
     layout, pages = cache.layout, cache.host_pool.pages
     counts = dict(zip(Counters._fields, cache.device_pool.all_counters.tolist(), strict=True))
     slots = cache.device_pool.tables.row_of_slot
@@ -49,13 +52,30 @@ def take_snapshot(engine: Engine) -> Snapshot:
         state = cache.selection_state.pages
         pools["selection_state_pages"] = (len(state.references) - state.num_free, len(state.references))
     return Snapshot(
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        retracted=len(scheduler.retracted),
+        **count_requests(engine.scheduler),
         hits=tuple(counts["hits"][group] for group in layout.group_of),
         misses=tuple(counts["misses"][group] for group in layout.group_of),
         record_bytes=layout.record_bytes,
         pools=pools,
+    )
+
+
+class RequestCounts(TypedDict):
+    """The fields of a snapshot that cost nothing to look at."""
+
+    running: int
+    waiting: int
+    retracted: int
+    retractions: int
+
+
+def count_requests(scheduler: Scheduler) -> RequestCounts:
+    """Where requests stand, on the engine's thread."""
+    return RequestCounts(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        retracted=len(scheduler.retracted),
+        retractions=scheduler.num_retractions,
     )
 
 
@@ -94,10 +114,12 @@ class Metrics(Collector):
         return self._snapshot
 
     def stepped(self, engine: Engine) -> None:
-        """Take a snapshot if it is time."""
+        """Take a snapshot if it is time, or else count requests alone."""
         now = time.monotonic()
         if engine.scheduler.is_idle or now - self._taken_at > SNAPSHOT_SECONDS:
             self._snapshot, self._taken_at = take_snapshot(engine), now
+        else:
+            self._snapshot = replace(self._snapshot, **count_requests(engine.scheduler))
 
     def got_first_token(self, generation: Generation) -> None:
         """Count a text's beginning."""
@@ -125,6 +147,9 @@ class Metrics(Collector):
         yield GaugeMetricFamily("hisparse_running", "Requests on the device.", value=now.running)
         yield GaugeMetricFamily("hisparse_waiting", "Requests that wait for room.", value=now.waiting)
         yield GaugeMetricFamily("hisparse_retracted", "Requests taken off the device.", value=now.retracted)
+        yield CounterMetricFamily(
+            "hisparse_retractions", "Times that a request was taken off the device.", value=now.retractions
+        )
         fetched = tuple(misses * now.record_bytes for misses in now.misses)
         yield _by_layer("hisparse_hits", "Selected positions found in the device pool.", now.hits)
         yield _by_layer("hisparse_misses", "Selected positions that were fetched.", now.misses)

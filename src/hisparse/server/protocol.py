@@ -17,6 +17,7 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 SEED_RANGE = 2**63
+PRIORITY_RANGE = 2**31
 
 # Not supported, and the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -82,6 +83,7 @@ class GenerateRequest(_Model):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None  # not OpenAI's; 0: all tokens
+    priority: Annotated[int, Field(ge=-PRIORITY_RANGE, lt=PRIORITY_RANGE)] | None = None  # not OpenAI's; lower is first
     seed: Annotated[int, Field(ge=-SEED_RANGE, lt=SEED_RANGE)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
