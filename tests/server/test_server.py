@@ -138,7 +138,6 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "too many texts": (COMPLETIONS, greedy(["a"] * 100), 400, None, "fewer"),
     "chat without messages": (CHAT, {"model": MODEL}, 400, "messages", "required"),
     "chat past the context": (CHAT, chat("x" * 600), 400, None, "512"),
-    "logprobs": (CHAT, chat(logprobs=True), 400, "logprobs", "not supported"),
     "priority": (CHAT, chat(priority="high"), 400, "priority", "high"),
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", "not supported"),
 }

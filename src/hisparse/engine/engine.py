@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from hisparse.engine.batch import Batch, PrefillChunk
+from hisparse.engine.logprobs import chosen_logprob
 from hisparse.engine.request import FinishReason, Request, RequestState, SamplingParams
 from hisparse.engine.runner import Runner
 from hisparse.engine.sampler import Sampler
@@ -131,18 +132,21 @@ class Engine:
         return self.runner.prefill(batch) if isinstance(batch, PrefillChunk) else self.runner.decode(batch)
 
     def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
-        for request, token in zip(requests, self._sampler.sample(logits, requests), strict=True):
+        for row, request, token in zip(logits, requests, self._sampler.sample(logits, requests), strict=True):
             if token is None:
                 self._finish(request, FinishReason.ERROR)
             else:
-                self._take_token(request, token)
+                self._take_token(request, token, row)
         return requests
 
-    def _take_token(self, request: Request, token: int) -> None:
+    def _take_token(self, request: Request, token: int, logits: Tensor) -> None:
         request.state = RequestState.DECODING
         request.output.append(token)
         is_stop_token = token in self._stop_token_ids or token in request.params.stop_token_ids
         if not is_stop_token:
+            if request.params.logprobs is not None:
+                offset = len(request.stream.text)
+                request.logprobs.append(chosen_logprob(logits, token, request.params.logprobs, offset))
             request.stream.add(token)
         if is_stop_token or request.stream.stopped:
             self._finish(request, FinishReason.STOP)

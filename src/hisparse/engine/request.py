@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hisparse.engine.logprobs import ChosenLogprob
 from hisparse.engine.text_stream import TextStream
 
 
@@ -18,6 +19,7 @@ class SamplingParams:
         max_tokens: the most tokens to produce.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text.
+        logprobs: note each token's log-probability and those of so many likeliest tokens; None: none.
 
     Raises:
         ValueError: a value out of range.
@@ -30,6 +32,7 @@ class SamplingParams:
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -42,6 +45,8 @@ class SamplingParams:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if any(not stop for stop in self.stop):
             raise ValueError("a stop string must not be empty")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(f"logprobs must be None or 0 and more likeliest tokens, got {self.logprobs}")
 
 
 class RequestState(Enum):
@@ -75,6 +80,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     num_prefilled: int = 0  # prompt tokens whose records are in the cache
     output: list[int] = field(default_factory=list)  # tokens, a final stop token included
+    logprobs: list[ChosenLogprob] = field(default_factory=list)  # of each token but a final stop token, if asked for
     finish_reason: FinishReason | None = None
 
     @property

@@ -14,6 +14,7 @@ from hisparse.server.connection import EventStream, read_body, while_connected
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.errors import ApiError, as_api_error
 from hisparse.server.generation import Answers, Job
+from hisparse.server.logprobs import LogprobWriter
 from hisparse.server.prompts import PromptReader
 from hisparse.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, parse
 from hisparse.server.replies import ChatForm, CompletionForm, Form, Text, Usage
@@ -46,6 +47,7 @@ class Endpoints:
 
     def __init__(self, loop: EngineLoop, reader: PromptReader, model_name: str, max_context: int) -> None:
         self.loop, self.reader, self.model_name = loop, reader, model_name
+        self._writer = LogprobWriter(loop.engine.tokenizer)
         self.max_context = min(max_context, loop.engine.runner.cache.layout.max_positions)
 
     async def complete(self, request: Request) -> Response:
@@ -54,7 +56,7 @@ class Endpoints:
         asked = parse(CompletionRequest, await read_body(request))
         self._check_model(asked)
         prompts = [await self.reader.read(prompt) for prompt in asked.prompt]
-        return await self._answer(request, Call(asked, prompts, CompletionForm(self.model_name)))
+        return await self._answer(request, Call(asked, prompts, CompletionForm(self.model_name, self._writer)))
 
     async def chat(self, request: Request) -> Response:
         """Answer /v1/chat/completions."""
@@ -62,7 +64,7 @@ class Endpoints:
         asked = parse(ChatRequest, await read_body(request))
         self._check_model(asked)
         prompt = await self.reader.read_chat(asked.messages)
-        return await self._answer(request, Call(asked, [prompt], ChatForm(self.model_name)))
+        return await self._answer(request, Call(asked, [prompt], ChatForm(self.model_name, self._writer)))
 
     def _check_model(self, asked: GenerateRequest) -> None:
         if asked.model not in (None, self.model_name):
@@ -106,12 +108,11 @@ class Endpoints:
 
     async def _whole(self, call: Call) -> str:
         answers = await self._submit(call)
-        texts = [Text("", None)] * len(answers.generations)
-        counts = [0] * len(texts)
+        weighed = call.asked.num_logprobs is not None
+        texts = [Text([] if weighed else None) for _ in answers.generations]
         async for piece in answers.pieces():
-            texts[piece.job] = Text(texts[piece.job].text + piece.text, piece.finish_reason)
-            counts[piece.job] = piece.num_tokens
-        return call.form.whole(texts, _usage(call, counts)).to_json()
+            texts[piece.job].add(piece)
+        return call.form.whole(texts, _usage(call, [text.num_tokens for text in texts])).to_json()
 
 
 async def _events(call: Call, answers: Answers) -> AsyncGenerator[str, None]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hisparse.engine.logprobs import ChosenLogprob
 from hisparse.engine.request import FinishReason, Request, SamplingParams
 
 
@@ -28,6 +29,7 @@ class Piece(NamedTuple):
     text: str
     num_tokens: int  # produced so far, a final stop token included
     finish_reason: FinishReason | None
+    logprobs: Sequence[ChosenLogprob] = ()  # of the tokens that the text begins with, if they were asked for
 
 
 News = Piece | Exception | None  # more text, the error that ended everything, or: the jobs are accepted
@@ -45,6 +47,7 @@ class Generation:
     first_token_at: float | None = None
     num_seen: int = 0  # tokens
     num_shown: int = 0  # characters
+    num_weighed: int = 0  # tokens whose log-probabilities were told
 
     def advance(self) -> Piece | None:
         """What came since the last call; None if there is nothing to tell."""
@@ -56,7 +59,15 @@ class Generation:
         text, self.num_shown = settled[self.num_shown :], len(settled)
         if not text and request.finish_reason is None:
             return None
-        return Piece(self.index, text, self.num_seen, request.finish_reason)
+        return Piece(self.index, text, self.num_seen, request.finish_reason, self._logprobs(request))
+
+    def _logprobs(self, request: Request) -> Sequence[ChosenLogprob]:
+        """Of the tokens whose text begins in what is shown; at the end of all, but for what a stop string cut off."""
+        new = request.logprobs[self.num_weighed :]
+        if request.finish_reason is None or request.stream.stopped:
+            new = [one for one in new if one.offset < self.num_shown]
+        self.num_weighed += len(new)
+        return new
 
 
 class Answers:

@@ -5,9 +5,9 @@ field with a wrong type or an impossible value is refused, and so is one that wo
 supported: an answer that quietly disregards what was asked for would be worse than none.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, from_json
 
 from hisparse.engine.request import SamplingParams
@@ -15,14 +15,14 @@ from hisparse.server.errors import ApiError
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 5  # of a completion, OpenAI's
+MAX_TOP_LOGPROBS = 20  # of a chat, OpenAI's
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 SEED_RANGE = 2**63
 PRIORITY_RANGE = 2**31
 
 # Not supported, and the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
@@ -98,6 +98,11 @@ class GenerateRequest(_Model):
         return self.max_tokens
 
     @property
+    def num_logprobs(self) -> int | None:
+        """So many likeliest tokens with each token's log-probability; None: nothing of the kind."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -112,6 +117,7 @@ class GenerateRequest(_Model):
             seed=seed,
             max_tokens=min(self.wanted_tokens or room, room),
             stop=tuple(self.stop or ()),
+            logprobs=self.num_logprobs,
         )
 
 
@@ -119,11 +125,17 @@ class CompletionRequest(GenerateRequest):
     """The body of /v1/completions."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def wanted_tokens(self) -> int | None:
         """The most tokens to produce."""
         return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """So many likeliest tokens with each token's log-probability; None: nothing of the kind."""
+        return self.logprobs
 
 
 class Message(_Model):
@@ -138,11 +150,25 @@ class ChatRequest(GenerateRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            message = f"top_logprobs needs logprobs to be true, got {self.logprobs!r}"
+            raise ApiError(message, param="top_logprobs")
+        return self
 
     @property
     def wanted_tokens(self) -> int | None:
         """The most tokens to produce; None: as many as there is room for."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """So many likeliest tokens with each token's log-probability; None: nothing of the kind."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 Body = TypeVar("Body", bound=GenerateRequest)

@@ -3,12 +3,15 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from hisparse.engine.logprobs import ChosenLogprob
 from hisparse.engine.request import FinishReason
 from hisparse.server.generation import Piece
+from hisparse.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
 
 
 class Usage(BaseModel):
@@ -24,7 +27,7 @@ class Choice(BaseModel):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
 
 
@@ -40,7 +43,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: ChatMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None
 
 
@@ -49,7 +52,7 @@ class ChunkChoice(BaseModel):
 
     index: int
     delta: dict[str, str]
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -68,11 +71,21 @@ class Reply(BaseModel):
         return self.model_dump_json(exclude={"usage"} if self.usage is None else None)
 
 
-class Text(NamedTuple):
-    """A whole text."""
+@dataclass
+class Text:
+    """A text, piece by piece."""
 
-    text: str
-    finish_reason: FinishReason | None
+    logprobs: list[ChosenLogprob] | None  # None: not asked for
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Take one more piece."""
+        self.text += piece.text
+        self.num_tokens, self.finish_reason = piece.num_tokens, piece.finish_reason
+        if self.logprobs is not None:
+            self.logprobs += piece.logprobs
 
 
 class Form(Protocol):
@@ -98,7 +111,8 @@ class _Form:
     object: str
     chunk_object: str
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, writer: LogprobWriter) -> None:
+        self._writer = writer
         self._head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -117,9 +131,7 @@ class CompletionForm(_Form):
 
     def whole(self, texts: Sequence[Text], usage: Usage) -> Reply:
         """Everything at once."""
-        choices = [
-            Choice(index=i, text=one.text, finish_reason=_name(one.finish_reason)) for i, one in enumerate(texts)
-        ]
+        choices = [self._choice(i, one.text, one.finish_reason, one.logprobs) for i, one in enumerate(texts)]
         return Reply(**self._head, object=self.object, choices=choices, usage=usage)
 
     def begin(self, num_texts: int) -> list[Reply]:
@@ -128,8 +140,14 @@ class CompletionForm(_Form):
 
     def chunk(self, piece: Piece) -> Reply:
         """A piece of one text."""
-        choice = Choice(index=piece.job, text=piece.text, finish_reason=_name(piece.finish_reason))
+        choice = self._choice(piece.job, piece.text, piece.finish_reason, piece.logprobs or None)
         return Reply(**self._head, object=self.chunk_object, choices=[choice])
+
+    def _choice(
+        self, index: int, text: str, reason: FinishReason | None, tokens: Sequence[ChosenLogprob] | None
+    ) -> Choice:
+        logprobs = None if tokens is None else self._writer.completion(tokens)
+        return Choice(index=index, text=text, logprobs=logprobs, finish_reason=_name(reason))
 
 
 class ChatForm(_Form):
@@ -140,7 +158,12 @@ class ChatForm(_Form):
     def whole(self, texts: Sequence[Text], usage: Usage) -> Reply:
         """Everything at once."""
         choices = [
-            ChatChoice(index=i, message=ChatMessage(content=one.text), finish_reason=_name(one.finish_reason))
+            ChatChoice(
+                index=i,
+                message=ChatMessage(content=one.text),
+                logprobs=None if one.logprobs is None else self._writer.chat(one.logprobs),
+                finish_reason=_name(one.finish_reason),
+            )
             for i, one in enumerate(texts)
         ]
         return Reply(**self._head, object=self.object, choices=choices, usage=usage)
@@ -152,7 +175,9 @@ class ChatForm(_Form):
     def chunk(self, piece: Piece) -> Reply:
         """A piece of one message."""
         delta = {"content": piece.text} if piece.text else {}
-        return self._chunk(ChunkChoice(index=piece.job, delta=delta, finish_reason=_name(piece.finish_reason)))
+        logprobs = self._writer.chat(piece.logprobs) if piece.logprobs else None
+        reason = _name(piece.finish_reason)
+        return self._chunk(ChunkChoice(index=piece.job, delta=delta, logprobs=logprobs, finish_reason=reason))
 
     def _chunk(self, choice: ChunkChoice) -> Reply:
         return Reply(**self._head, object=self.chunk_object, choices=[choice])
