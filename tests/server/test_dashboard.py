@@ -125,8 +125,8 @@ def test_the_state_of_an_idle_server(served: Served) -> None:
     state = state_of(served)
     assert state["model"] == MODEL
     assert state["refusal"] is None
-    assert [state[name] for name in ("unfinished", "running", "waiting", "retracted", "output_tokens")] == [0] * 5
-    assert (state["ttft"], state["tpot"], state["ended"]) == (None, None, {})
+    assert [state[name] for name in ("unfinished", "running", "waiting", "retracted", "retractions")] == [0] * 5
+    assert (state["ttft"], state["tpot"], state["ended"], state["output_tokens"]) == (None, None, {}, 0)
 
 
 def test_the_state_follows_what_happens(served: Served) -> None:

@@ -101,7 +101,8 @@ function showFigures(state, rate) {
   setText("throughput-aside", `${whole.format(state.output_tokens)} tokens since the start; reading ${whole.format(read ?? 0)} prompt tokens/s`);
   for (const name of ["running", "waiting", "retracted"]) setText(name, whole.format(state[name]));
   const ended = Object.entries(state.ended).map(([reason, count]) => `${whole.format(count)} ${reason}`);
-  setText("requests-aside", ended.length ? `ended: ${ended.join(", ")}` : "none ended yet");
+  const retractions = state.retractions ? `; retracted ${whole.format(state.retractions)} times` : "";
+  setText("requests-aside", (ended.length ? `ended: ${ended.join(", ")}` : "none ended yet") + retractions);
   for (const name of ["ttft", "tpot"]) showLatency(name, state[name]);
 }
 

@@ -78,6 +78,7 @@ class State:
             "running": now.running,
             "waiting": now.waiting,
             "retracted": now.retracted,
+            "retractions": now.retractions,
             **self._figures.read(),
             "pools": {name: {"used": used, "size": size} for name, (used, size) in now.pools.items()},
             "pool_bytes": self._pool_bytes(),
