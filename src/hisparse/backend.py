@@ -26,6 +26,7 @@ class BackendOptions(NamedTuple):
     prefetch: bool = True  # a shared layer's misses are fetched as soon as the anchor's are known
     io: bool = True  # False: the no-IO oracle, which moves no record and whose slots hold anything
     progress: Progress | None = None  # of pinning the host pool
+    host_pool: HostPool | None = None  # an empty one to use instead of a new one
 
 
 class Outcome(NamedTuple):
@@ -102,7 +103,7 @@ class ReferenceBackend:
 
     def __init__(self, layout: CacheLayout, options: BackendOptions, device: torch.device) -> None:
         self.policy = options.policy
-        self.host_pool = HostPool(layout, pinned=device.type == "cuda", progress=options.progress)
+        self.host_pool = options.host_pool or HostPool(layout, pinned=device.type == "cuda", progress=options.progress)
         self.device_pool = DevicePool(layout, device)
         self.step_number = 0
         self._layout = layout

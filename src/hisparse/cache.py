@@ -16,6 +16,7 @@ from torch import Tensor
 from hisparse.admission import Admission, CacheRequest, State
 from hisparse.backend import BackendOptions, new_backend
 from hisparse.host_memory import Progress
+from hisparse.host_pool import HostPool
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
 from hisparse.order import POLICIES
@@ -47,11 +48,12 @@ class HierarchicalCache:
         io: False makes this the no-IO oracle, the bound that every scheme is measured against: tables move on, records
             do not, outputs are invalid.
         progress: called with (bytes done, bytes in all) while the host pool is pinned, which takes a second for 4 GB.
+        host_pool: that of an earlier cache of the same layout, all of whose requests are retired, to save pinning anew.
 
     Raises:
         BuildError: the GPU's kernels cannot be compiled or loaded here.
         HostMemoryError: the system does not give the host pool. Nothing stays taken.
-        ValueError: a policy that does not exist, or a selection state of another shape.
+        ValueError: a policy that does not exist, or a selection state or host pool of another shape or in use.
 
     Design: DESIGN.md sections 2 to 4; the idea is the HiSparse paper's (arXiv 2608.07009).
     """
@@ -67,6 +69,7 @@ class HierarchicalCache:
         prefetch: bool = True,
         io: bool = True,
         progress: Progress | None = None,
+        host_pool: HostPool | None = None,
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
@@ -74,7 +77,9 @@ class HierarchicalCache:
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
         self.selection_state = selection_state
         self.debug = debug
-        options = BackendOptions(POLICIES[policy], prefetch, io, progress)
+        if host_pool is not None:
+            host_pool.check_free(layout)
+        options = BackendOptions(POLICIES[policy], prefetch, io, progress, host_pool)
         self.io = io
         self.backend = new_backend(layout, options, self.device)
         self.host_pool = self.backend.host_pool

@@ -71,6 +71,15 @@ class HostPool:
         shape = (layout.num_layers, layout.num_rows, layout.record_bytes)
         self.records = allocate(shape, pinned=pinned, progress=progress)  # [layers, rows, record_bytes]
 
+    def check_free(self, layout: CacheLayout) -> None:
+        """Raise `ValueError` unless a new cache of this layout can have it."""
+        shape = [layout.num_layers, layout.num_rows, layout.record_bytes]
+        if list(self.records.shape) != shape:
+            raise ValueError(f"host_pool must be {shape} as the layout says, got {list(self.records.shape)}")
+        used = len(self.pages.references) - self.pages.num_free
+        if used:
+            raise ValueError(f"host_pool still has {used} pages of another cache's requests: retire them first")
+
 
 def rows_of(pages: Tensor, positions: Tensor) -> Tensor:
     """Rows of `positions` in a request whose pages are `pages`.

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hisparse.commands import bench_serve
-from hisparse.commands.options import JsonOption, print_json
+from hisparse.commands import bench_decode, bench_serve
+from hisparse.commands.options import JsonOption, print_json, whole_numbers
 
 if TYPE_CHECKING:
     from hisparse.bench.resolve_setup import Setup
 
 app = typer.Typer(help="Measurements, each with what it is compared to.", no_args_is_help=True)
+app.command()(bench_decode.decode)
 app.command()(bench_serve.serve)
 
 TraceOption = Annotated[
@@ -130,11 +131,11 @@ def resolve(
     from hisparse.bench.resolve_setup import LAYERS, Setup, check_batches, default_batches
     from hisparse.bench.trace import choose_trace
 
-    batches = _whole_numbers("--batch", batch)
+    batches = whole_numbers("--batch", batch)
     _check_sweep(sweep, figure, batches, buffer)
     chosen = choose_trace(
         trace or ("high" if sweep else "low"),
-        _whole_numbers("--trace-layer", trace_layer),
+        whole_numbers("--trace-layer", trace_layer),
         churn=churn, steps=steps, k=k, context=context, requests=requests, seed=seed,
     )  # fmt: skip
     setup = Setup(
@@ -202,12 +203,3 @@ def _check_sweep(sweep: bool, figure: Path | None, batches: Sequence[int], buffe
             "--sweep chooses B and the batches by itself: leave out --buffer, and give at most one --batch, "
             "the one of the panel over B / k"
         )
-
-
-def _whole_numbers(option: str, given: Sequence[str] | None) -> tuple[int, ...]:
-    """The numbers of an option that takes a list, or is repeated, or both."""
-    words = [word.strip() for text in given or [] for word in text.split(",")]
-    for word in words:
-        if not word.isdecimal():
-            raise ValueError(f"{option} must be whole numbers, '1,4' for instance, got {word!r}")
-    return tuple(int(word) for word in words)

@@ -98,3 +98,12 @@ def read_text(file: str) -> str:
 def print_json(value: object) -> None:
     """One JSON object on one line of standard output."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def whole_numbers(option: str, given: Sequence[str] | None) -> tuple[int, ...]:
+    """The numbers of an option that takes a list, or is repeated, or both."""
+    words = [word.strip() for text in given or [] for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal():
+            raise ValueError(f"{option} must be whole numbers, '1,4' for instance, got {word!r}")
+    return tuple(int(word) for word in words)

@@ -37,7 +37,7 @@ class KernelBackend:
     def __init__(self, layout: CacheLayout, options: BackendOptions, device: torch.device) -> None:
         preload(layout.record_bytes, device, io=options.io)  # nothing may be compiled while a step is recorded
         self.policy = options.policy
-        self.host_pool = HostPool(layout, pinned=True, progress=options.progress)
+        self.host_pool = options.host_pool or HostPool(layout, pinned=True, progress=options.progress)
         self.device_pool = DevicePool(layout, device)
         self._layout, self._options = layout, options
         self._state = new_launch_state(len(layout.groups), device)

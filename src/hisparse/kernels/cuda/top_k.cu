@@ -40,9 +40,9 @@ struct Shared {
   bool is_last;     // block of the request
 };
 
-// Floats as integers of the same order.
+// Floats as integers of the same order; zero has one sign.
 __device__ uint32 ordered(float score) {
-  const uint32 bits = __float_as_uint(score);
+  const uint32 bits = __float_as_uint(score + 0.0f);
   return bits ^ (bits >> 31 ? ~0u : 1u << 31);
 }
 

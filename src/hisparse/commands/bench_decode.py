@@ -1,0 +1,62 @@
+"""`hisparse bench decode`: whole decode steps of a slice of a model, against full residency and no IO at all."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hisparse.commands.options import print_json
+
+CHURNS = {"low": 0.13, "high": 0.27}  # about 6.3 and 13.2 % misses at B = 2 k
+
+
+def decode(
+    model: Annotated[str, typer.Option(help="glm-5.2-slice, glm-5.1-slice or deepseek-v3.2-slice.")] = "glm-5.2-slice",
+    batch: Annotated[
+        list[str] | None, typer.Option(help="Batch sizes, a list or repeated.", show_default="8,16")
+    ] = None,
+    churn: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of a selection replaced each step; repeated.", show_default="0.13 and 0.27"),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Positions of each request before the first step.")] = 32768,
+    layers: Annotated[int | None, typer.Option(help="The first ones only.", show_default="all")] = None,
+    buffer: Annotated[
+        int | None, typer.Option("--buffer", help="B, slots for each request and layer.", show_default="2 * k")
+    ] = None,
+    other_us: Annotated[float, typer.Option(help="Microseconds that the rest of a layer takes.")] = 300.0,
+    early_us: Annotated[
+        float, typer.Option(help="Of them, what lies between a layer's indexer and its attention.")
+    ] = 20.0,
+    steps: Annotated[int, typer.Option(help="Steps that are measured.")] = 30,
+    warm_steps: Annotated[int, typer.Option(help="Steps before them.")] = 12,
+    fp8: Annotated[bool, typer.Option("--fp8", help="Records of 656 bytes.")] = False,
+    seed: Annotated[int, typer.Option(help="Of selections and contents.")] = 0,
+    commit: Annotated[
+        str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")] = False,
+) -> None:
+    """Decode steps of a slice of a model: full residency, synchronous, prefetch, oracle; microseconds a layer."""
+    from hisparse.bench.decode import bench, heading, line
+    from hisparse.bench.decode_setup import DecodeSetup
+    from hisparse.bench.resolve_setup import check_gpu
+    from hisparse.commands.options import whole_numbers
+
+    setups = [
+        DecodeSetup(
+            model=model, batch=size, context=context, churn=share, steps=steps, warm_steps=warm_steps,
+            other_us=other_us, early_us=early_us, layers=layers, buffer=buffer, fp8=fp8, seed=seed, commit=commit,
+        )
+        for size in whole_numbers("--batch", batch) or (8, 16)
+        for share in churn or CHURNS.values()
+    ]  # fmt: skip
+    check_gpu()
+    print(max(setups, key=lambda setup: setup.batch).what_is_needed(), file=sys.stderr)
+    for number, result in enumerate(bench(setups)):
+        if as_json:
+            print_json(result)
+            continue
+        if not number:
+            print(heading(result))
+        print(line(result), flush=True)
