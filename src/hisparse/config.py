@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SELECTORS = ("auto", "quest", "dsa", "attention_mass", "all")
-KV_CACHE_DTYPES = ("auto", "fp8")
+CACHE_DTYPES = ("auto", "fp8")
 DEFAULT_TOP_K = 512
 RATIO_LIMIT = 1e9  # host rows over device slots; above it a mistake
 
@@ -34,6 +34,7 @@ class HiSparseConfig:
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
+        index_cache_dtype: of an indexer's keys: "auto", the model's, or "fp8", 132 bytes a token a layer, not 256.
         prefill_chunk: tokens of a prompt that one forward takes.
         max_num_batched_tokens: tokens of a step: one for each request that decodes, the rest for chunks of prompts.
             More reads prompts faster and answers slower. Default, and least: max_running_requests + prefill_chunk.
@@ -51,6 +52,7 @@ class HiSparseConfig:
     quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
     kv_cache_dtype: str = "auto"
+    index_cache_dtype: str = "auto"
     prefetch: bool = True
     prefill_chunk: int = 512
     max_num_batched_tokens: int | None = None
@@ -72,7 +74,8 @@ class HiSparseConfig:
         if ratio is not None and not _is_positive(ratio):
             raise ValueError(f"host_to_device_ratio must be a finite number above 0, got {ratio!r}")
         _check_choice("selector", self.selector, SELECTORS)
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, CACHE_DTYPES)
+        _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
         for name in ("quest_per_kv_head", "prefetch"):

@@ -60,9 +60,10 @@ def test_requests_that_leave_the_device_and_come_back(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5.2"])
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
-def test_bfloat16_and_fp8_records(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
-    run_and_compare(tiny(tmp_path, name, dtype=torch.bfloat16), replace(TIGHT, kv_cache_dtype=kv_cache_dtype))
+@pytest.mark.parametrize(("records", "keys"), [("auto", "auto"), ("fp8", "auto"), ("auto", "fp8"), ("fp8", "fp8")])
+def test_bfloat16_and_fp8(name: str, records: str, keys: str, tmp_path: Path) -> None:
+    config = replace(TIGHT, kv_cache_dtype=records, index_cache_dtype=keys)
+    run_and_compare(tiny(tmp_path, name, dtype=torch.bfloat16), config)
 
 
 @pytest.mark.parametrize("notation", ["types", "pattern", "frequency"])
@@ -144,5 +145,5 @@ def test_an_indexer_that_makes_nan_is_an_error_and_not_an_answer(length: int, tm
     indexer.key_norm.fill_(torch.nan)
     engine = build_engine(loaded, TIGHT, [200])
     engine.submit(prompt_of(length), SamplingParams(max_tokens=40))
-    with pytest.raises(ModelOutputError, match="the indexer's scores are NaN: the checkpoint is damaged"):
+    with pytest.raises(ModelOutputError, match="the indexer's scores are NaN or infinite: the checkpoint is damaged"):
         engine.run()

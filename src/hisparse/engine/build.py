@@ -14,6 +14,7 @@ from hisparse.engine.residency import CacheResidency
 from hisparse.engine.runner import Runner
 from hisparse.engine.scheduler import Scheduler
 from hisparse.host_memory import Progress
+from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import CacheLayout, num_pages_for
 from hisparse.models import Llama, Model, SparseMla
 from hisparse.selection_state import SelectionState
@@ -28,9 +29,9 @@ def build_family(config: HiSparseConfig, model: Model) -> Family:
     """
     if isinstance(model, SparseMla):
         return _latent_family(config, model)
-    if config.selector == "dsa" or config.kv_cache_dtype != "auto":
-        key, value = ("selector", "dsa") if config.selector == "dsa" else ("kv_cache_dtype", config.kv_cache_dtype)
-        raise ValueError(f"{key} {value!r} is for models with latent attention, and this is a {_name(model)}")
+    for key, value in (("selector", config.selector), *_cache_dtypes(config)):
+        if value in ("dsa", "fp8"):
+            raise ValueError(f"{key} {value!r} is for models with latent attention, and this is a {_name(model)}")
     return grouped_family(model, _grouped_selector(config, model))
 
 
@@ -75,11 +76,19 @@ def _latent_family(config: HiSparseConfig, model: SparseMla, top_k: int | None =
             f"got {config.selector!r}"
         )
     shape = model.config
-    selector = DSA(top_k=top_k or config.top_k_for(shape.index_top_k), head_dim=shape.index_head_dim, dtype=model.dtype)
-    fp8 = config.kv_cache_dtype == "fp8"
-    return LatentFamily(
-        model, selector, LatentRecords(shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, fp8=fp8)
+    selector = DSA(
+        top_k=top_k or config.top_k_for(shape.index_top_k),
+        head_dim=shape.index_head_dim,
+        dtype=model.dtype,
+        fp8=config.index_cache_dtype == "fp8",
     )
+    fp8 = config.kv_cache_dtype == "fp8"
+    records = LatentRecords(shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, fp8=fp8)
+    return LatentFamily(model, selector, records, SideStream(model.device) if model.device.type == "cuda" else None)
+
+
+def _cache_dtypes(config: HiSparseConfig) -> tuple[tuple[str, str], ...]:
+    return ("kv_cache_dtype", config.kv_cache_dtype), ("index_cache_dtype", config.index_cache_dtype)
 
 
 def _name(model: Model) -> str:

@@ -62,6 +62,9 @@ class Family(Protocol):
     def state_dtype(self) -> torch.dtype:
         """Of that state."""
 
+    def check_selections(self) -> None:
+        """Raise `ModelOutputError` if the last forwards selected by scores that are not finite. Waits for them."""
+
     def forward_chunk(
         self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
     ) -> Tensor:
@@ -98,7 +101,7 @@ def pages_of_step(state: SelectionState, step: Step) -> tuple[Tensor, Tensor]:
 def side_by_side(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Several requests' states [pages, ...] as one, and their page tables [b, p], -1 past a request's last."""
     widths = [len(state) for state in states]
-    table = torch.full((len(states), max(widths)), -1, device=states[0].device)
+    table = torch.full((len(states), max(widths)), -1, dtype=torch.int32, device=states[0].device)
     for i, width in enumerate(widths):
         table[i, :width] = torch.arange(width) + sum(widths[:i])
     return torch.cat(list(states)), table
@@ -112,8 +115,8 @@ def end_to_end(stores: Sequence[Tensor], selection: Tensor) -> tuple[Tensor, Ten
         selection: int [b, k], -1 pads.
 
     Returns:
-        uint8 [b * k, record_bytes] and int64 [b, k], -1 pads.
+        uint8 [b * k, record_bytes] and int32 [b, k], -1 pads.
     """
     chosen = torch.cat([store[row.clamp(min=0).long()] for store, row in zip(stores, selection, strict=True)])
-    places = torch.arange(chosen.shape[0], device=chosen.device).view(selection.shape)
+    places = torch.arange(chosen.shape[0], dtype=torch.int32, device=chosen.device).view(selection.shape)
     return chosen, places.masked_fill(selection < 0, -1)

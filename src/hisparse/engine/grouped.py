@@ -63,6 +63,9 @@ class GroupedFamily:
         """See `Family`."""
         return self.selector.dtype
 
+    def check_selections(self) -> None:
+        """See `Family`. A dense model's scores are its own, and so are its logits then."""
+
     def forward_chunk(
         self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
     ) -> Tensor:

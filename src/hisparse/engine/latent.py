@@ -1,11 +1,12 @@
 """Latent attention over the hierarchical cache, with an indexer's selection for each index group.
 
-A layer's record and its indexer's inputs come first (`begin`): the selection is made and its fetch started while the
-model is still computing the query. Layers that share a selection follow their anchor's slots. See
-`hisparse.models.attend_latent` for the contract.
+A layer's record and its indexer's inputs come first (`begin`): the selection is made and its misses are fetched while
+the model is still computing the query, on a GPU on a stream of its own. Layers that share a selection follow their
+anchor's slots. See `hisparse.models.attend_latent` for the contract.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from hisparse.attention import LatentRecords, attend_latent, attend_latent_tiled
 from hisparse.cache import HierarchicalCache
 from hisparse.engine.family import Resident, pages_of_step, state_of
 from hisparse.engine.resident_latent import ResidentLatentChunk, ResidentLatentStep
+from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.attend_latent import IndexInputs
 from hisparse.models.sparse_mla import SparseMla
@@ -30,6 +32,7 @@ class LatentFamily:
     model: SparseMla
     selector: DSA
     records: LatentRecords
+    beside: SideStream | None = None  # on a GPU: where layers select and resolve
 
     @property
     def top_k(self) -> int:
@@ -65,6 +68,10 @@ class LatentFamily:
     def state_dtype(self) -> torch.dtype:
         """See `Family`."""
         return self.selector.dtype
+
+    def check_selections(self) -> None:
+        """See `Family`."""
+        self.selector.check_finite()
 
     def forward_chunk(
         self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
@@ -127,17 +134,27 @@ class LatentStep:
 
     def begin(self, layer: int, latent: Tensor, index: IndexInputs | None) -> None:
         """See `LatentAttention`."""
-        self._cache.append(layer, self._family.records.pack(latent))
+        records = self._family.records.pack(latent)
         if index is None:
+            self._cache.append(layer, records)
             return
-        selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
-        selector.append(state, self._pages, self._step.positions, index.key)
-        selection = selector.select(state, self._table, self._step.lengths, index.query, index.weights)
-        self._slots = self._cache.resolve(layer, selection)
+        beside = self._family.beside
+        with beside.fork(layer, keep=(records, *index)) if beside else nullcontext():
+            self._cache.append(layer, records)
+            self._slots = self._cache.resolve(layer, self._select(layer, index))
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """See `LatentAttention`."""
-        is_anchor = self._cache.layout.anchors[layer] == layer
-        slots = self._slots if is_anchor else self._cache.follow(layer)
+        if self._cache.layout.anchors[layer] != layer:
+            slots = self._cache.follow(layer)
+        else:
+            slots = self._slots
+            if self._family.beside:
+                self._family.beside.join(layer)
         scale = self._family.model.config.attention_scale
         return attend_latent(query, self._cache.records(layer), slots, self._family.records, scale).out
+
+    def _select(self, layer: int, index: IndexInputs) -> Tensor:
+        selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
+        selector.append(state, self._pages, self._step.positions, index.key)
+        return selector.select(state, self._table, self._step.lengths, index.query, index.weights)

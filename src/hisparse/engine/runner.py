@@ -62,6 +62,7 @@ class Runner:
         tokens = torch.tensor(chunk.tokens, device=self.model.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=self.model.device)
         hidden = self.family.forward_chunk(self.cache, self._requests[chunk.request_id], tokens, positions)
+        self.family.check_selections()
         return self.model.logits(hidden[-1:]) if chunk.is_last else None
 
     @torch.inference_mode()
@@ -74,4 +75,5 @@ class Runner:
         tokens = torch.tensor(batch.tokens, device=self.model.device)
         with self.cache.step(requests) as step:
             hidden = self.family.forward_step(self.cache, step, tokens)
+        self.family.check_selections()
         return self.model.logits(hidden)
