@@ -1,10 +1,22 @@
 """Order functions: whose key is lowest."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from hisparse.device_pool import DevicePool, SlotTables
-from hisparse.order import POLICIES
+from hisparse.order import (
+    FINER,
+    HOT,
+    POLICIES,
+    SLOW,
+    SLOW_BITS,
+    SLOW_MASK,
+    entry_heat,
+    two_rate_keys,
+    warm,
+)
 from tests.caches import small_layout
 
 ROWS = [9, 3, 7, 1, 5, 0]
@@ -69,3 +81,49 @@ def test_only_recency_lists_may_be_used_again() -> None:
         "random": False,
     }
     assert all(policy.name == name for name, policy in POLICIES.items())
+
+
+def packed(fast: int, slow: int) -> int:
+    return fast << SLOW_BITS | slow
+
+
+def test_heat_moves_towards_what_it_is_told() -> None:
+    heat = torch.tensor([0, packed(HOT, SLOW_MASK), packed(400, 6400)], dtype=torch.int32)
+    warmer = warm(heat, torch.tensor([HOT, HOT, 0], dtype=torch.int32))
+    expected = [packed(HOT >> 2, (HOT << FINER) >> SLOW), packed(HOT, SLOW_MASK - 1), packed(300, 6300)]
+    assert warmer.dtype == torch.int32
+    assert warmer.tolist() == expected
+    for _ in range(2000):
+        heat = warm(heat, 0)
+    assert heat.tolist() == [0, 0, 0]
+    for _ in range(2000):
+        heat = warm(heat, HOT)
+        assert (heat >= 0).all()
+    fast, slow = heat >> SLOW_BITS, heat & SLOW_MASK
+    assert (fast >= HOT - 3).all()
+    assert (slow >= (HOT << FINER) - (1 << SLOW)).all()
+
+
+def test_a_record_that_comes_back_is_remembered() -> None:
+    slow = torch.tensor([0, 100_000, 100_000, 100_000], dtype=torch.int32)
+    away = torch.tensor([5, 0, 44, 5000], dtype=torch.int32)
+    heat = entry_heat(slow, away)
+    assert (heat >> SLOW_BITS).tolist() == [HOT >> 2] * 4
+    new, same, half, gone = (heat & SLOW_MASK).tolist()
+    assert new == gone == (HOT << FINER) >> SLOW
+    assert same > half > gone
+    assert half - new == pytest.approx(50_000, rel=0.03)
+
+
+def test_two_rate_ranks_by_what_comes_next() -> None:
+    class Heated(NamedTuple):
+        row_of_slot: torch.Tensor
+        stamp: torch.Tensor
+        entered: torch.Tensor
+        heat: torch.Tensor
+
+    heat = torch.tensor([packed(100, 0), packed(0, 100 << FINER), packed(0, 70 << FINER), 0, 0], dtype=torch.int32)
+    rows = torch.tensor([4, 3, 2, 1, 0], dtype=torch.int32)
+    keys = two_rate_keys(Heated(rows, rows, rows, heat), 0)
+    assert keys.dtype == torch.int64
+    assert keys.argsort().tolist() == [4, 3, 2, 0, 1]  # a fast 100 will be 75, a slow 70 will be 69

@@ -6,9 +6,9 @@ that ranks by recency needs a new list only when the old one is half used up: a 
 passed over when it comes up, and every untouched slot is older than every touched one. Any other policy
 is ranked again at every step.
 
-The two-rate rule keeps a `heat` for every slot: two averages of how often its record is selected, a fast and a slow
-one, 12 bits each in an int32. A record's slow average is remembered when it leaves, and taken up again when it comes
-back.
+The two-rate rule keeps a `heat` for every slot: two averages of how often its record is selected, a fast one of 12 bits
+and a slow one of 18, together in an int32. A record's slow average is remembered when it leaves, and taken up again
+when it comes back.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,10 @@ from torch import Tensor
 
 HOT = 4095  # what a selected slot is worth to its averages
 WARM = 1023  # and one whose record is among the ranks k + 1 to 2k, where the selector tells
-FAST, SLOW = 2, 5  # an average moves by 1/4 or 1/32 of its distance a step
-HEAT_BITS = 12  # of an average
+FAST, SLOW = 2, 6  # an average moves by 1/4 or 1/64 of its distance a step
+FINER = 6  # more bits of the slow average, which moves by less
+SLOW_BITS = 12 + FINER
+SLOW_MASK = (1 << SLOW_BITS) - 1
 
 
 class Slots(Protocol):
@@ -87,11 +89,11 @@ def warm(heat: Tensor, worth: Tensor | int) -> Tensor:
     """Both averages one step on.
 
     Args:
-        heat: int32, the fast average above the slow one, `HEAT_BITS` each.
+        heat: int32, the fast average above the `SLOW_BITS` of the slow one.
         worth: int32 of the same shape, 0 to `HOT`: what the step thought of each slot.
     """
-    fast, slow = heat >> HEAT_BITS, heat & HOT
-    return ((fast + ((worth - fast) >> FAST)) << HEAT_BITS) | (slow + ((worth - slow) >> SLOW))
+    fast, slow = heat >> SLOW_BITS, heat & SLOW_MASK
+    return ((fast + ((worth - fast) >> FAST)) << SLOW_BITS) | (slow + (((worth << FINER) - slow) >> SLOW))
 
 
 def entry_heat(slow: Tensor, steps_away: Tensor) -> Tensor:
@@ -102,17 +104,17 @@ def entry_heat(slow: Tensor, steps_away: Tensor) -> Tensor:
         steps_away: int32, the steps since.
     """
     faded = (slow * (1 - 2.0**-SLOW) ** steps_away).int()
-    return ((HOT >> FAST) << HEAT_BITS) | (faded + ((HOT - faded) >> SLOW))
+    return warm(faded, HOT)
 
 
 def two_rate_keys(tables: HeatedSlots, step: int) -> Tensor:
     """Rank by what the averages add up to in the next step if that does not select the slot.
 
     So a list that is made when a step is over is exact in the next one: the slots that it uses are passed over, and
-    the others cool as foreseen. Where the selector tells ranks, so are the slots of ranks k + 1 to 2k.
+    the others cool as foreseen. Where the selector tells ranks, those of ranks k + 1 to 2k are passed over as well.
     """
     cooler = warm(tables.heat, 0)
-    return _then_row((cooler >> HEAT_BITS) + (cooler & HOT), tables)
+    return _then_row((cooler >> SLOW_BITS << FINER) + (cooler & SLOW_MASK), tables)
 
 
 POLICIES = {

@@ -51,13 +51,14 @@ class TraceWriter:
         except FileExistsError as error:
             raise ValueError(f"the trace {path} exists already: choose another name, or append to it") from error
         self._file.write(encode_header(header))
+        self._file.flush()
 
     def write(self, steps: Steps) -> None:
         """Append a block of steps; none: nothing. Raises `ValueError` for arrays that do not fit the header."""
-        if len(steps):
+        if steps.num_steps:
             self._file.write(encode_block(self.header, steps))
             self._file.flush()
-            self.num_steps += len(steps)
+            self.num_steps += steps.num_steps
 
     def close(self) -> None:
         """Nothing more will come."""

@@ -58,7 +58,9 @@ class Steps(NamedTuple):
     ranked: NDArray[np.int32] | None = None  # [steps, layers, num_ranked], best first, -1 pads last
     scores: NDArray[np.float16] | None = None  # the same shape
 
-    def __len__(self) -> int:
+    @property
+    def num_steps(self) -> int:
+        """How many."""
         return len(self.newest)
 
 
@@ -114,7 +116,7 @@ def encode_block(header: Header, steps: Steps) -> bytes:
     if steps.ranked is not None and steps.scores is not None:
         parts += [_planes(steps.ranked.astype(np.uint32)), _planes(steps.scores)]
     payload = zlib.compress(b"".join(parts), LEVEL)
-    return BLOCK.pack(TAG, len(steps), len(payload), zlib.crc32(payload)) + payload
+    return BLOCK.pack(TAG, steps.num_steps, len(payload), zlib.crc32(payload)) + payload
 
 
 def decode_block(header: Header, num_steps: int, payload: bytes | memoryview, path: Path) -> Steps:
@@ -146,7 +148,7 @@ def decode_block(header: Header, num_steps: int, payload: bytes | memoryview, pa
 
 
 def _check_steps(header: Header, steps: Steps) -> None:
-    shape = (len(steps), len(header.layers))
+    shape = (steps.num_steps, len(header.layers))
     wanted: dict[str, tuple[NDArray[Any] | None, tuple[int, ...] | None]] = {
         "selection": (steps.selection, (*shape, header.k)),
         "ranked": (steps.ranked, (*shape, header.num_ranked) if header.num_ranked else None),

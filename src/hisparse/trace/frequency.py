@@ -7,6 +7,7 @@ from hisparse.trace.simulated_pool import SimulatedPool, Slots
 from hisparse.trace.stream import Stream
 
 DECAY = 0.95  # of a count, a step
+TIE = 1e-14  # times the row: orders equal counts, and no others
 
 
 class LFU(SimulatedPolicy):
@@ -28,7 +29,7 @@ class LFU(SimulatedPolicy):
 
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
-        return ((self._uses << 32) | self._last).reshape(self.pool.shape)
+        return self.by(self._uses, self._last)
 
 
 class LRU2(SimulatedPolicy):
@@ -56,7 +57,7 @@ class LRU2(SimulatedPolicy):
 
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
-        return ((self._before << 32) | self._last).reshape(self.pool.shape)
+        return self.by(self._before, self._last)
 
 
 class LRFU(SimulatedPolicy):
@@ -88,7 +89,8 @@ class LRFU(SimulatedPolicy):
 
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
-        return self._count.reshape(self.pool.shape)
+        keys: Keys = self._count + TIE * self.pool.row_of_slot
+        return keys.reshape(self.pool.shape)
 
 
 class LRFUResident(LRFU):

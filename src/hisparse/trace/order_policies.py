@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hisparse.device_pool import fetched, hit
-from hisparse.order import HOT, POLICIES, WARM, entry_heat, two_rate_keys, warm
+from hisparse.order import HOT, POLICIES, SLOW_MASK, WARM, entry_heat, two_rate_keys, warm
 from hisparse.trace.policy import Keys, SimulatedPolicy
 from hisparse.trace.simulated_pool import SimulatedPool, Slots
 from hisparse.trace.stream import Stream
@@ -101,7 +101,7 @@ class TwoRate(OrderPolicy):
         """See `SimulatedPolicy`."""
         self.heat[:] = warm(torch.from_numpy(self.heat), torch.from_numpy(self._worth)).numpy()
         rows = self.pool.row_of_slot[slots]
-        self._slow_of_row[rows] = self.heat[slots] & HOT
+        self._slow_of_row[rows] = self.heat[slots] & SLOW_MASK
         self._left_at[rows] = step
 
     def entered(self, slots: Slots, step: int) -> None:

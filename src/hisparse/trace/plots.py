@@ -73,9 +73,6 @@ def draw_report(report: Report, prefix: Path, formats: Sequence[str] = FORMATS, 
     """
     check_target(prefix, formats)
     chosen = choose_size(report, size)
-    import matplotlib
-
-    matplotlib.rcParams["svg.hashsalt"] = "hisparse"  # the same figure, the same file
     figures: dict[str, Callable[[], Figure]] = {
         "steps": lambda: _over_steps(report, chosen),
         "sizes": lambda: _over_sizes(report),

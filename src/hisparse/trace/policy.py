@@ -42,6 +42,14 @@ class SimulatedPolicy:
         """[lines, slots of a line]: the lowest leave. Keys of free slots and of those used now do not matter."""
         raise NotImplementedError
 
+    def by(self, *numbers: NDArray[np.int64]) -> Keys:
+        """Keys that order by numbers from 0 to two above the steps, the first one first, and at last by row."""
+        keys = np.zeros(self.num_all, np.int64)
+        for number in numbers:
+            keys = keys * (self.stream.num_steps + 3) + number
+        keys = keys * len(self.pool.slot_of_row) + self.pool.row_of_slot
+        return keys.reshape(self.pool.shape)
+
     def victims(self, counts: NDArray[np.int64], step: int) -> Slots:
         """Who leaves, `counts` of each line."""
         if not counts.any():

@@ -19,6 +19,7 @@ from hisparse.selectors import AttentionMass, Ranking
 from hisparse.step import Step
 from hisparse.trace.file import TraceWriter
 from hisparse.trace.format import SUFFIX, Header, Steps
+from hisparse.trace.trace import ascending
 
 if TYPE_CHECKING:
     from hisparse.engine import Engine
@@ -82,7 +83,7 @@ class TraceRecorder:
         if not self._recorded:
             return
         lines = [line for line, _ in self._recorded]
-        parts = (selection[lines].cpu().numpy(), *self._ranks_of(lines))
+        parts = (_padded(selection[lines].cpu().numpy(), self.header.k), *self._ranks_of(lines))
         for place, (_, recording) in enumerate(self._recorded):
             recording.rows[layer] = tuple(part[place] for part in parts)
 
@@ -91,7 +92,7 @@ class TraceRecorder:
         self._finish_step()
         for _, recording in self._known.values():
             if recording is not None:
-                _flush(recording, self.header)
+                _flush(recording)
                 recording.writer.close()
         self._known.clear()
         self._recorded, self._current = [], None
@@ -118,7 +119,7 @@ class TraceRecorder:
                 recording.steps.append((newest, [recording.rows[layer] for layer in self.header.layers]))
             recording.rows = {}
             if len(recording.steps) >= BLOCK_STEPS:
-                _flush(recording, self.header)
+                _flush(recording)
 
     def _recording_of(self, request: CacheRequest) -> _Recording | None:
         if id(request) not in self._known:
@@ -138,7 +139,7 @@ class TraceRecorder:
         for key, (request, recording) in list(self._known.items()):
             if request.state is State.RETIRED:
                 if recording is not None:
-                    _flush(recording, self.header)
+                    _flush(recording)
                     recording.writer.close()
                 del self._known[key]
 
@@ -150,10 +151,10 @@ class TraceRecorder:
         ranking = self._ranking() if self._ranking is not None and self.header.num_ranked else None
         if ranking is None:
             return ()
-        return ranking.positions[lines].cpu().numpy(), ranking.scores[lines].cpu().numpy()
+        return ranking.positions[lines].cpu().numpy(), ranking.scores[lines].cpu().half().numpy()
 
 
-def _flush(recording: _Recording, header: Header) -> None:
+def _flush(recording: _Recording) -> None:
     """Write the steps that are complete as one block."""
     steps, recording.steps = recording.steps, []
     if not steps:
@@ -161,17 +162,13 @@ def _flush(recording: _Recording, header: Header) -> None:
     newest = np.array([position for position, _ in steps], np.int32)
     kinds = range(len(steps[0][1][0]))
     parts = [np.array([[row[kind] for row in rows] for _, rows in steps]) for kind in kinds]  # [steps, layers, ...]
-    selection = _padded(parts[0], header.k)
-    if not header.num_ranked:
-        recording.writer.write(Steps(newest, selection))
-        return
-    recording.writer.write(Steps(newest, selection, parts[1].astype(np.int32), parts[2].astype(np.float16)))
+    recording.writer.write(Steps(newest, *parts))
 
 
-def _padded(selection: NDArray[Any], k: int) -> NDArray[np.int32]:
-    """[steps, layers, k] with pads at the end."""
+def _padded(selection: NDArray[np.int32], k: int) -> NDArray[np.int32]:
+    """[lines, k], ascending, pads at the end."""
     missing = k - selection.shape[-1]
-    return np.pad(selection.astype(np.int32), ((0, 0), (0, 0), (0, missing)), constant_values=-1)
+    return ascending(np.pad(selection, ((0, 0), (0, missing)), constant_values=-1))
 
 
 def record_traces(
