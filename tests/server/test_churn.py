@@ -1,10 +1,14 @@
-"""Outputs do not depend on load: 200 requests of mixed lengths while others leave and running ones are retracted."""
+"""Outputs do not depend on load: 200 requests of mixed lengths and priorities, while others leave.
+
+Running ones are retracted all the time, for those that matter more and for no reason; prompts are read beside decodes.
+"""
 
 import asyncio
 import random
 
 from hisparse.checkpoint import Loaded
 from hisparse.engine import RequestState, SamplingParams
+from hisparse.engine.batch import Batch
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.generation import Job
 from tests.server.serving import assert_nothing_left, new_engine
@@ -18,8 +22,9 @@ def mixed_jobs(count: int, seed: int) -> list[Job]:
     choose = random.Random(seed)
     return [
         Job(
-            [choose.randrange(256) for _ in range(choose.choice((1, 5, 40, 64, 65, 150)))],
+            [choose.randrange(256) for _ in range(choose.choice((1, 5, 40, 64, 65, 150, 260)))],
             SamplingParams(max_tokens=choose.randrange(1, 16)),
+            priority=choose.choice((0, 0, 0, 3, 7)),
         )
         for _ in range(count)
     ]
@@ -47,23 +52,41 @@ async def leave(loop: EngineLoop, job: Job, gate: asyncio.Semaphore, after_s: fl
         answers.cancel()
 
 
-async def retract_now_and_then(loop: EngineLoop, choose: random.Random) -> None:
-    def retract() -> None:
-        decoding = [request for request in loop.engine.scheduler.running if request.state is RequestState.DECODING]
-        if decoding:
-            loop.engine.retract(choose.choice(decoding))
+class Churn:
+    """Retracts now and then, and counts what happens."""
 
-    while True:
-        loop._inbox.put(retract)
-        await asyncio.sleep(0.005)
+    def __init__(self, loop: EngineLoop, choose: random.Random) -> None:
+        self.num_retracted = 0  # here, and not by the scheduler
+        self.num_mixed = 0  # steps of a decode and a chunk
+        self._loop, self._choose = loop, choose
+        self._schedule = loop.engine.scheduler.schedule
+        loop.engine.scheduler.schedule = self._count  # type: ignore[method-assign]
+
+    async def retract_now_and_then(self) -> None:
+        while True:
+            self._loop._inbox.put(self._retract)
+            await asyncio.sleep(0.01)
+
+    def _retract(self) -> None:
+        engine = self._loop.engine
+        decoding = [request for request in engine.scheduler.running if request.state is RequestState.DECODING]
+        if decoding:
+            engine.retract(self._choose.choice(decoding))
+            self.num_retracted += 1
+
+    def _count(self) -> list[Batch]:
+        batches = self._schedule()
+        self.num_mixed += len({type(batch) for batch in batches}) == 2
+        return batches
 
 
 def test_texts_of_a_churning_server_are_those_of_each_request_alone(loop: EngineLoop, loaded: Loaded) -> None:
     jobs, choose = mixed_jobs(NUM_REQUESTS, seed=1), random.Random(2)
+    churn = Churn(loop, choose)
 
-    async def churn() -> list[str]:
+    async def all_at_once() -> list[str]:
         gate = asyncio.Semaphore(CLIENTS)
-        retracting = asyncio.create_task(retract_now_and_then(loop, choose))
+        retracting = asyncio.create_task(churn.retract_now_and_then())
         leaving = [leave(loop, job, gate, choose.random() / 10) for job in mixed_jobs(NUM_LEAVING, seed=3)]
         finishing = [finish(loop, job, gate) for job in jobs]
         both = [*finishing, *leaving]
@@ -72,6 +95,9 @@ def test_texts_of_a_churning_server_are_those_of_each_request_alone(loop: Engine
         retracting.cancel()
         return [str(results[i]) for i in range(len(jobs))]
 
-    texts = asyncio.run(churn())
-    assert texts == texts_alone(loaded, jobs)
+    texts = asyncio.run(all_at_once())
     assert_nothing_left(loop)
+    assert churn.num_retracted > 20
+    assert loop.engine.scheduler.num_retractions > churn.num_retracted + 10
+    assert churn.num_mixed > 50
+    assert texts == texts_alone(loaded, jobs)

@@ -186,6 +186,29 @@ def test_nan_ends_one_request_alone(loop: EngineLoop, loaded: Loaded, monkeypatc
     assert asyncio.run(both()) == alone(loaded, job_of(loaded, "short").prompt, max_tokens=60)
 
 
+def test_a_forward_without_output_ends_its_requests_and_is_not_tried_again(
+    loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = loop.engine.runner.prefill
+
+    def broken(chunk: Any) -> torch.Tensor | None:
+        if len(chunk.tokens) == 50:
+            raise ModelOutputError("the indexer's scores are NaN")
+        return prefill(chunk)
+
+    monkeypatch.setattr(loop.engine.runner, "prefill", broken)
+    with pytest.raises(ModelOutputError, match="scores are NaN"):
+        asyncio.run(ask(loop, job_of(loaded, "z" * 50, max_tokens=9)))
+    assert len(asyncio.run(ask(loop, job_of(loaded, "short", max_tokens=9)))) == 1
+
+
+def test_a_cache_that_others_fill_ends_all_and_hangs_nobody(loop: EngineLoop, loaded: Loaded) -> None:
+    for _ in range(3):
+        loop.engine.runner.cache.admit(64)
+    with pytest.raises(NotServingError, match="find no room although nothing runs"):
+        asyncio.run(ask(loop, job_of(loaded, "a", max_tokens=9)))
+
+
 def test_a_fatal_error_ends_all_and_says_so(loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(batch: Any) -> torch.Tensor:
         raise RuntimeError("the GPU fell off the bus")
