@@ -49,7 +49,7 @@ def test_simulate_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "simulate", CUT, "--sizes", "2k", "--policies", "lru", "--layers", "9,3", "--skip", 20, *QUICK)
     assert "120 steps, 2 layers, k = 160" in out
     assert "B = 320" in out
-    assert "hint of the layer before" in out
+    assert "hint of the recorded layer before" in out
 
 
 def test_all_policies_but_those_without_their_scores(capsys: pytest.CaptureFixture[str]) -> None:

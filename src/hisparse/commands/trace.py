@@ -271,6 +271,6 @@ def _print_report(report: dict[str, Any]) -> None:
         print(f"overlap with the step before: {report['overlap']['mean']:.1%}")
     for hint in report["hints"]:
         print(
-            f"hint of the layer before, B = {hint['size']}: recall {hint['recall']:.1%}, precision "
+            f"hint of the recorded layer before, B = {hint['size']}: recall {hint['recall']:.1%}, precision "
             f"{hint['precision']:.1%}, traffic {hint['traffic']:.2f} times"
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-DOTS_PER_INCH = 150
+DOTS_PER_INCH = 110
 GREY, GRID = "#555555", "#DDDDDD"
 WINDOW = 20  # steps that a curve over steps is smoothed by
 
