@@ -219,7 +219,7 @@ def test_metrics_while_requests_run(served: Served) -> None:
         'hisparse_pool_used{pool="reservations"} 3.0',
     )
     with ThreadPoolExecutor(5) as threads:
-        answers = [threads.submit(served.post, COMPLETIONS, greedy(max_tokens=120)) for _ in range(5)]
+        answers = [threads.submit(served.post, COMPLETIONS, greedy(max_tokens=80)) for _ in range(5)]
         wait_until(lambda: shows(served, *expected), "three running requests, and two that wait")
         assert {answer.result().status_code for answer in answers} == {200}
 
