@@ -122,8 +122,8 @@ def test_two_rate_ranks_by_what_comes_next() -> None:
         entered: torch.Tensor
         heat: torch.Tensor
 
-    heat = torch.tensor([packed(100, 0), packed(0, 100 << FINER), packed(0, 70 << FINER), 0, 0], dtype=torch.int32)
+    heat = torch.tensor([packed(100, 0), packed(0, 160 << FINER), packed(0, 150 << FINER), 0, 0], dtype=torch.int32)
     rows = torch.tensor([4, 3, 2, 1, 0], dtype=torch.int32)
     keys = two_rate_keys(Heated(rows, rows, rows, heat), 0)
     assert keys.dtype == torch.int64
-    assert keys.argsort().tolist() == [4, 3, 2, 0, 1]  # a fast 100 will be 75, a slow 70 will be 69
+    assert keys.argsort().tolist() == [4, 3, 2, 0, 1]  # a fast 100 will be 75 and counts twice, a slow 150 will be 148

@@ -21,6 +21,7 @@ from torch import Tensor
 HOT = 4095  # what a selected slot is worth to its averages
 WARM = 1023  # and one whose record is among the ranks k + 1 to 2k, where the selector tells
 FAST, SLOW = 2, 6  # an average moves by 1/4 or 1/64 of its distance a step
+FAST_WEIGHT = 2  # of the fast average; pages of Quest, which move as one, need it
 FINER = 6  # more bits of the slow average, which moves by less
 SLOW_BITS = 12 + FINER
 SLOW_MASK = (1 << SLOW_BITS) - 1
@@ -108,13 +109,13 @@ def entry_heat(slow: Tensor, steps_away: Tensor) -> Tensor:
 
 
 def two_rate_keys(tables: HeatedSlots, step: int) -> Tensor:
-    """Rank by what the averages add up to in the next step if that does not select the slot.
+    """Rank by what the averages add up to, the fast one twice, in the next step if that does not select the slot.
 
     So a list that is made when a step is over is exact in the next one: the slots that it uses are passed over, and
     the others cool as foreseen. Where the selector tells ranks, those of ranks k + 1 to 2k are passed over as well.
     """
     cooler = warm(tables.heat, 0)
-    return _then_row((cooler >> SLOW_BITS << FINER) + (cooler & SLOW_MASK), tables)
+    return _then_row((cooler >> SLOW_BITS << FINER) * FAST_WEIGHT + (cooler & SLOW_MASK), tables)
 
 
 POLICIES = {
