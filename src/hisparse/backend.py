@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hisparse import reference
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool, hit
+from hisparse.heat import RowHeat
 from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool, rows_of
 from hisparse.layout import CacheLayout
@@ -102,7 +103,11 @@ class ReferenceBackend:
     can_record = False
 
     def __init__(self, layout: CacheLayout, options: BackendOptions, device: torch.device) -> None:
-        self.policy = options.policy
+        self.heat: RowHeat | None = None
+        self.policies = [options.policy] * len(layout.groups)
+        if options.policy.heated:
+            self.heat = heat = RowHeat(len(layout.groups), layout.num_rows, device)
+            self.policies = [heat.policy(options.policy, group) for group in range(len(layout.groups))]
         self.host_pool = options.host_pool or HostPool(layout, pinned=device.type == "cuda", progress=options.progress)
         self.device_pool = DevicePool(layout, device)
         self.step_number = 0
@@ -143,14 +148,17 @@ class ReferenceBackend:
         known = selection.masked_fill(selection >= lengths[:, None], -1)
         rows = rows_of(page_table[request_index], known)  # line -1 of a padded request is any line: it has no positions
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
-        resolved = reference.resolve(tables, rows, self.step_number, self.policy, host, pool, io=self._io)
         group = self._layout.group_of[layer]
+        policy = self.policies[group]
+        resolved = reference.resolve(tables, rows, self.step_number, policy, host, pool, io=self._io)
         self._count(group, resolved)
         for shared in self._layout.shared_layers(layer) if self._io else ():
             host, pool = self.host_pool.records[shared], self.device_pool.records[shared]
             reference.replay(resolved.miss_rows, resolved.miss_slots, host, pool)
-        if order_is_due(tables, self.policy):
-            reference.rebuild_order(tables, self.step_number, self.policy, listed_at=hit(self.step_number))
+        if self.heat is not None:
+            self.heat.end_step(group, tables, self.step_number)
+        if order_is_due(tables, policy):
+            reference.rebuild_order(tables, self.step_number, policy, listed_at=hit(self.step_number))
             self.device_pool.counters.rebuilds[group] += 1
         return resolved.slots
 
@@ -193,9 +201,13 @@ class ReferenceBackend:
         """See `Backend`."""
         for tables in self.device_pool.groups:
             reference.release(tables, rows)
+        if self.heat is not None:
+            self.heat.forget(rows)
 
     def _insert(self, group: int, rows: Tensor) -> Tensor:
-        slots, exhausted = reference.insert(self.device_pool.groups[group], rows, self.step_number, self.policy)
+        slots, exhausted = reference.insert(
+            self.device_pool.groups[group], rows, self.step_number, self.policies[group]
+        )
         self.device_pool.counters.exhausted[group] += exhausted
         return slots
 

@@ -19,7 +19,7 @@ from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
-from hisparse.order import POLICIES
+from hisparse.order import CPU_POLICIES, POLICIES
 from hisparse.resolve import as_bytes, check_positions, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.statistics import Statistics, count_up
@@ -39,7 +39,7 @@ class HierarchicalCache:
 
     Args:
         layout: sizes, fixed for the cache's life.
-        policy: which record leaves the device pool first: "lru", "fifo" or "random".
+        policy: which record leaves the device pool first: "lru", "fifo", "random", or on a CPU "two_rate".
         device: where slots, tables and selections are. The reference backend serves any torch device.
         selection_state: the selector's pages, admitted, saved and released together with the request's.
         debug: check at every resolve that positions are distinct and inside the history (reads back).
@@ -71,15 +71,16 @@ class HierarchicalCache:
         progress: Progress | None = None,
         host_pool: HostPool | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
         self.layout = layout
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
+        policies = POLICIES if self.device.type == "cuda" else POLICIES | CPU_POLICIES
+        if policy not in policies:
+            raise ValueError(f"policy must be one of {', '.join(sorted(policies))} on this device, got {policy!r}")
         self.selection_state = selection_state
         self.debug = debug
         if host_pool is not None:
             host_pool.check_free(layout)
-        options = BackendOptions(POLICIES[policy], prefetch, io, progress, host_pool)
+        options = BackendOptions(policies[policy], prefetch, io, progress, host_pool)
         self.io = io
         self.backend = new_backend(layout, options, self.device)
         self.host_pool = self.backend.host_pool

@@ -30,7 +30,7 @@ class HiSparseConfig:
             most (for traces; costs dense attention); "all" for dense attention through the sparse path; or "auto", what
             the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
-        policy: which record leaves the device pool first.
+        policy: which record leaves the device pool first. On a CPU also "two_rate".
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
@@ -58,7 +58,7 @@ class HiSparseConfig:
     max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        from hisparse.order import POLICIES  # here, so that --help does not wait for torch
+        from hisparse.order import CPU_POLICIES, POLICIES  # here, so that --help does not wait for torch
         from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
 
         for name in ("max_running_requests", "prefill_chunk", "top_k", "device_buffer_size", "max_num_batched_tokens"):
@@ -76,7 +76,7 @@ class HiSparseConfig:
         _check_choice("selector", self.selector, SELECTORS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, CACHE_DTYPES)
         _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
-        _check_choice("policy", self.policy, POLICIES)
+        _check_choice("policy", self.policy, POLICIES | CPU_POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
         for name in ("quest_per_kv_head", "prefetch"):
             if not isinstance(getattr(self, name), bool):

@@ -56,12 +56,14 @@ class Policy:
     """An order function and what the cache must know to use it.
 
     `keys(tables, step)` gives int64 [..., N], the lowest leaves first; keys of free slots are not looked at.
-    `by_recency` says that a list stays exact while slots touched since it was made are passed over.
+    `by_recency` says that a list stays exact while slots touched since it was made are passed over; `heated` that the
+    backend keeps the slots' heat for it (heat.py).
     """
 
     name: str
     keys: Callable[[Slots, int], Tensor]
     by_recency: bool = False
+    heated: bool = False
 
 
 def _then_row(first: Tensor, tables: Slots) -> Tensor:
@@ -118,6 +120,10 @@ def two_rate_keys(tables: HeatedSlots, step: int) -> Tensor:
     return _then_row((cooler >> SLOW_BITS << FINER) * FAST_WEIGHT + (cooler & SLOW_MASK), tables)
 
 
+def _without_heat(tables: Slots, step: int) -> Tensor:
+    raise ValueError("two_rate ranks by heat, which a backend keeps: see hisparse.heat")
+
+
 POLICIES = {
     policy.name: policy
     for policy in (
@@ -126,3 +132,6 @@ POLICIES = {
         Policy("random", _random),
     )
 }
+
+# Those of the reference backend alone, for now.
+CPU_POLICIES = {"two_rate": Policy("two_rate", _without_heat, heated=True)}

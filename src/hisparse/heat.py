@@ -1,0 +1,63 @@
+"""How warm every row is: what the two-rate rule (order.py) knows of records, in the device pool or not.
+
+The reference backend brings it up to date when a layer is resolved, from the stamps alone, and ranks slots by it. Rows
+keep their averages while they are nowhere; their host pages' next owner starts from nothing.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hisparse.device_pool import SlotTables, fetched, hit
+from hisparse.order import HOT, SLOW_MASK, HeatedSlots, Policy, Slots, entry_heat, two_rate_keys, warm
+
+
+class _Heated(NamedTuple):
+    """Slots with their heat."""
+
+    row_of_slot: Tensor
+    stamp: Tensor
+    entered: Tensor
+    heat: Tensor
+
+
+class RowHeat:
+    """The heat of all rows of every index group.
+
+    Args:
+        num_groups, num_rows: of the cache.
+        device: where the tables are.
+    """
+
+    def __init__(self, num_groups: int, num_rows: int, device: torch.device) -> None:
+        self._heat = torch.zeros(num_groups, num_rows, dtype=torch.int32, device=device)
+        self._step = torch.zeros(num_groups, num_rows, dtype=torch.int32, device=device)  # the heat is as of its end
+
+    def policy(self, policy: Policy, group: int) -> Policy:
+        """The policy with an order function that reads this group's heat."""
+
+        def keys(tables: Slots, step: int) -> Tensor:
+            return two_rate_keys(self._heated(tables, group), step)
+
+        return replace(policy, keys=keys)
+
+    def end_step(self, group: int, tables: SlotTables, step: int) -> None:
+        """The group was resolved: its residents are a step older, and warmer if the step selected them."""
+        used = tables.row_of_slot >= 0
+        rows = tables.row_of_slot[used].long()
+        heat = self._heat[group, rows]
+        away = (step - self._step[group, rows]).clamp(min=0)  # below 0 after the stamps were renumbered
+        worth = torch.where(tables.stamp[used] == hit(step), HOT, 0).int()
+        came = tables.entered[used] == fetched(step)
+        self._heat[group, rows] = torch.where(came, entry_heat(heat & SLOW_MASK, away), warm(heat, worth))
+        self._step[group, rows] = step
+
+    def forget(self, rows: Tensor) -> None:
+        """Nothing is known of these rows (int64 [n], -1: none) any more."""
+        self._heat[:, rows[rows >= 0]] = 0
+
+    def _heated(self, tables: Slots, group: int) -> HeatedSlots:
+        heat = self._heat[group][tables.row_of_slot.clamp(min=0)]
+        return _Heated(tables.row_of_slot, tables.stamp, tables.entered, heat)
