@@ -2,8 +2,8 @@
 
 All heads read the same record (one KV head): the whole of it is the key, its first `kv_lora_rank` elements are the
 value. Queries come absorbed, that is, already multiplied into the latent space. Here in torch, which is the reference;
-on a GPU by a kernel, for the shapes of published models. Hits and misses can be attended separately as parts, and
-merged.
+on a GPU by a kernel for the shapes of published models, or by triton for others. Hits and misses can be attended
+separately as parts, and merged.
 """
 
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hisparse.attention.latent_records import LatentRecords
 from hisparse.attention.partial import Partial, attend_part
+from hisparse.attention.triton_choice import can_use_triton
 from hisparse.kernels import attend_latent as kernels
 
 
@@ -29,6 +30,14 @@ def attend_latent(query: Tensor, records: Tensor, slots: Tensor, layout: LatentR
     """
     if layout.dtype == query.dtype and kernels.supports(query, records.shape[1], fp8=layout.fp8):
         return Attended(*kernels.attend_latent(query.contiguous(), records, slots.int(), scale, fp8=layout.fp8))
+    is_plain = not layout.fp8 and records.shape[1] == layout.width * layout.dtype.itemsize
+    if is_plain and can_use_triton(query, layout.dtype, layout.kv_lora_rank, layout.rope_dim):
+        from hisparse.attention import triton_kernels
+
+        elements = records.view(layout.dtype)
+        return Attended(
+            *triton_kernels.attend_latent(query.contiguous(), elements, slots.int(), layout.kv_lora_rank, scale)
+        )
     part = attend_latent_part(query, records, slots, layout, scale)
     return Attended(part.out.to(query.dtype), part.lse)
 

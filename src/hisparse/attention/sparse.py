@@ -1,9 +1,13 @@
-"""Sparse decode attention: one query a request, over the records at the slots that resolve handed out."""
+"""Sparse decode attention: one query a request, over the records at the slots that resolve handed out.
+
+Here in torch, which is the reference; on a GPU in half precision by triton (triton_kernels.py).
+"""
 
 from torch import Tensor
 
 from hisparse.attention.grouped_records import GroupedRecords
 from hisparse.attention.partial import attend_part
+from hisparse.attention.triton_choice import can_use_triton
 
 
 def attend(query: Tensor, records: Tensor, slots: Tensor, layout: GroupedRecords) -> Tensor:
@@ -19,6 +23,11 @@ def attend(query: Tensor, records: Tensor, slots: Tensor, layout: GroupedRecords
         [b, num_heads, head_dim] in the query's dtype; zeros for a request all of whose slots are pads.
     """
     batch, num_heads, head_dim = query.shape
+    if can_use_triton(query, layout.dtype, head_dim):
+        from hisparse.attention.triton_kernels import attend_grouped
+
+        elements = records.view(layout.dtype)
+        return attend_grouped(query.contiguous(), elements, slots.int(), layout.num_kv_heads, head_dim**-0.5)
     hidden = slots < 0
     gathered = records.index_select(0, slots.clamp(min=0).flatten())
     gathered[hidden.flatten()] = 0

@@ -15,6 +15,7 @@ from hisparse.layout import PAGE_RECORDS
 
 QUEST_PAGE = 16  # tokens
 PAGES_EACH = PAGE_RECORDS // QUEST_PAGE  # Quest pages in a page of selection state
+BLOCK = 512  # Quest pages that are scored at a time on a GPU
 
 
 def _softmax_sum(scores: Tensor) -> Tensor:
@@ -57,6 +58,8 @@ class Quest:
         ValueError: a top_k below one page, or an aggregation that does not exist.
     """
 
+    can_be_recorded = True
+
     def __init__(
         self,
         *,
@@ -86,16 +89,20 @@ class Quest:
         """Widen the bounds of each key's page; the first key of a page starts them. See `Selector`."""
         bounds = state.view(-1, *self.page_shape[1:])  # [Quest pages, num_kv_heads, 2, head_dim]
         page = pages * PAGES_EACH + positions % PAGE_RECORDS // QUEST_PAGE
-        new = page[positions % QUEST_PAGE == 0]
-        bounds[new, :, 0], bounds[new, :, 1] = -torch.inf, torch.inf
+        first = (positions % QUEST_PAGE == 0).to(torch.int32)
+        begins = torch.zeros(len(bounds), dtype=torch.int32, device=page.device).scatter_reduce_(0, page, first, "amax")
+        is_new = begins[page, None, None] > 0  # the same for all of a page's keys
         index = page[:, None, None].expand_as(keys)
-        bounds.select(2, 0).scatter_reduce_(0, index, keys.to(self.dtype), "amax")
-        bounds.select(2, 1).scatter_reduce_(0, index, keys.to(self.dtype), "amin")
+        for side, nothing, reduce in ((0, -torch.inf, "amax"), (1, torch.inf, "amin")):
+            bound = bounds.select(2, side)
+            bound[page] = bound[page].masked_fill(is_new, nothing)
+            bound.scatter_reduce_(0, index, keys.to(self.dtype), reduce)
 
     def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
         """The best-scored pages, the newest always among them. See `Selector`."""
         num_pages = -(-lengths // QUEST_PAGE)  # [b], Quest pages of each request
-        width = int(num_pages.max())
+        # On a GPU nothing is read back; there scores are computed block by block, which the width does not change.
+        width = page_table.shape[1] * PAGES_EACH if lengths.is_cuda else int(num_pages.max())
         page = torch.arange(width, device=lengths.device)
         scores = self._aggregate(self._scores(state, page_table, query, page >= num_pages[:, None]))
         scores = scores.masked_fill((page >= num_pages[:, None])[:, None], -torch.inf)
@@ -112,7 +119,7 @@ class Quest:
         bounds = state[table].flatten(1, 2)[:, :width]  # [b, width, num_kv_heads, 2, head_dim]
         grouped = query.float().reshape(batch, num_kv_heads, -1, head_dim)
         signed = torch.cat((grouped.clamp(min=0), grouped.clamp(max=0)), dim=-1)  # [b, kv, heads, 2 * head_dim]
-        scores: Tensor = signed @ bounds.float().flatten(3).permute(0, 2, 3, 1)  # [b, kv, heads, width]
+        scores = _blockwise(signed, bounds.float().flatten(3))  # [b, kv, heads, width]
         scores = (scores * head_dim**-0.5).masked_fill(absent[:, None, None], -torch.inf)
         return scores.reshape(batch, self.num_groups, -1, width)
 
@@ -123,3 +130,16 @@ class Quest:
         positions = positions.masked_fill(positions >= lengths[:, None, None], -1)
         padding = self.top_k - positions.shape[-1]
         return torch.nn.functional.pad(positions, (0, padding), value=-1).int()
+
+
+def _blockwise(query: Tensor, bounds: Tensor) -> Tensor:
+    """Products of [b, kv, heads, d] with [b, width, kv, d], [b, kv, heads, width].
+
+    On a GPU in blocks of one shape: how many pages there are besides would change how a product is rounded.
+    """
+    keys = bounds.permute(0, 2, 3, 1)
+    if not query.is_cuda:
+        return query @ keys
+    padded = torch.nn.functional.pad(keys, (0, -keys.shape[-1] % BLOCK))
+    scores: Tensor = torch.cat([query @ block.contiguous() for block in padded.split(BLOCK, dim=-1)], dim=-1)
+    return scores[..., : keys.shape[-1]]
