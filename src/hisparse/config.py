@@ -30,6 +30,7 @@ class HiSparseConfig:
             most (for traces; costs dense attention); "all" for dense attention through the sparse path; or "auto", what
             the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
+        cuda_graph: on a GPU, record the decode step of each size of batch and replay it.
         policy: which record leaves the device pool first. On a CPU also "two_rate".
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
@@ -54,6 +55,7 @@ class HiSparseConfig:
     kv_cache_dtype: str = "auto"
     index_cache_dtype: str = "auto"
     prefetch: bool = True
+    cuda_graph: bool = True
     prefill_chunk: int = 512
     max_num_batched_tokens: int | None = None
 
@@ -78,7 +80,7 @@ class HiSparseConfig:
         _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES | CPU_POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
-        for name in ("quest_per_kv_head", "prefetch"):
+        for name in ("quest_per_kv_head", "prefetch", "cuda_graph"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.selector == "quest" and self.top_k and self.top_k < QUEST_PAGE:

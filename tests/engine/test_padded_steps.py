@@ -12,7 +12,8 @@ from hisparse.config import HiSparseConfig
 from hisparse.engine import build_engine
 from hisparse.engine.batch import PrefillChunk
 from hisparse.engine.family import state_of
-from tests.engine.engines import prompt_of
+from hisparse.engine.runner import buckets_up_to
+from tests.engine.engines import VerifiedRun, prompt_of
 
 CONFIG = HiSparseConfig(top_k=32, device_buffer_size=64)
 
@@ -40,3 +41,22 @@ def test_a_padded_step_gives_the_same_hidden_states_and_touches_nobody(kind: str
         cache.check_integrity()
         outputs.append(hidden[0])
     torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm-5.2"])
+def test_padded_decodes_equal_padded_resident_ones(kind: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path) if kind == "llama" else write_tiny_mla(tmp_path, kind, top_k=32)
+    run = VerifiedRun(load(folder), CONFIG, [300] * 6)
+    run.engine.scheduler._buckets = (2, 4)
+    for length in (30, 200, 77, 90, 150, 10):
+        run.submit(length, max_tokens=12)
+    run.finish()
+    assert {batch.num_lines for batch in run.record.decodes} == {2, 4}
+    assert any(batch.padding for batch in run.record.decodes)
+
+
+def test_buckets() -> None:
+    assert buckets_up_to(1) == (1,)
+    assert buckets_up_to(3) == (1, 2, 3)
+    assert buckets_up_to(8) == (1, 2, 4, 8)
+    assert buckets_up_to(20) == (1, 2, 4, 8, 16, 20)

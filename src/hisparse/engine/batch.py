@@ -29,6 +29,12 @@ class DecodeBatch:
     request_ids: tuple[int, ...]
     tokens: tuple[int, ...]  # the newest token of each
     positions: tuple[int, ...]  # and its position
+    padding: int = 0  # lines beside theirs that nobody takes, up to the size of a recorded step
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the forward."""
+        return len(self.request_ids) + self.padding
 
 
 Batch = PrefillChunk | DecodeBatch

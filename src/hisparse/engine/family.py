@@ -25,6 +25,7 @@ class Resident:
 
     records: Tensor  # uint8 [cache layers, max_positions, record_bytes]
     state: Tensor  # [state layers, state pages, *page_shape]
+    is_padding: bool = False  # a line that nobody takes: one position of zeros, no state
 
 
 class Family(Protocol):
@@ -62,6 +63,10 @@ class Family(Protocol):
     def state_dtype(self) -> torch.dtype:
         """Of that state."""
 
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether `forward_step` can be recorded in a CUDA graph: on a GPU, nothing in it waits for the device."""
+
     def check_selections(self) -> None:
         """Raise `ModelOutputError` if the last forwards selected by scores that are not finite. Waits for them."""
 
@@ -96,6 +101,12 @@ def pages_of_step(state: SelectionState, step: Step) -> tuple[Tensor, Tensor]:
     table = state.page_table[step.request_index]  # line -1 of a padded request is any line: it has no positions
     newest = table.gather(1, (step.positions // PAGE_RECORDS)[:, None])[:, 0].long()
     return table, newest.masked_fill(step.request_index < 0, state.scratch_page)
+
+
+def lengths_of(residents: Sequence[Resident], positions: Tensor) -> Tensor:
+    """Positions in each history, the newest one included, int64 [b]; 0 for padding, as in a `Step`."""
+    padding = torch.tensor([resident.is_padding for resident in residents], device=positions.device)
+    return (positions + 1).masked_fill(padding, 0)
 
 
 def side_by_side(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

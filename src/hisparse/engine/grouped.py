@@ -63,6 +63,11 @@ class GroupedFamily:
         """See `Family`."""
         return self.selector.dtype
 
+    @property
+    def can_be_recorded(self) -> bool:
+        """See `Family`."""
+        return self.model.device.type == "cuda" and self.selector.can_be_recorded
+
     def check_selections(self) -> None:
         """See `Family`. A dense model's scores are its own, and so are its logits then."""
 

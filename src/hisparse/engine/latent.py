@@ -69,6 +69,11 @@ class LatentFamily:
         """See `Family`."""
         return self.selector.dtype
 
+    @property
+    def can_be_recorded(self) -> bool:
+        """See `Family`."""
+        return self.selector.can_be_recorded(self.model.config.num_index_heads, self.model.dtype, self.model.device)
+
     def check_selections(self) -> None:
         """See `Family`."""
         self.selector.check_finite()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hisparse.attention import GroupedRecords, attend, attend_tiled
-from hisparse.engine.family import Resident, end_to_end, side_by_side
+from hisparse.engine.family import Resident, end_to_end, lengths_of, side_by_side
 from hisparse.layout import PAGE_RECORDS, TILE_RECORDS
 from hisparse.selectors import Selector
 
@@ -46,7 +46,8 @@ class ResidentStep:
         self, selector: Selector, records: GroupedRecords, residents: Sequence[Resident], positions: Tensor
     ) -> None:
         self._selector, self._records, self._residents = selector, records, residents
-        self._positions = positions  # [b] int64
+        self._positions, self._lengths = positions, lengths_of(residents, positions)  # [b] int64
+        self._live = [(i, p) for i, p in enumerate(positions.tolist()) if not residents[i].is_padding]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `hisparse.models.Attend`."""
@@ -62,15 +63,15 @@ class ResidentStep:
     def _attend_group(self, cache_layer: int, selection: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         stores = [resident.records[cache_layer] for resident in self._residents]
         records = self._records.pack(key, value)
-        for store, position, record in zip(stores, self._positions.tolist(), records, strict=True):
-            store[position] = record
+        for i, position in self._live:
+            stores[i][position] = records[i]
         chosen, places = end_to_end(stores, selection)
         return attend(query, chosen, places, self._records)
 
     def _select(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
         """All requests' states side by side, as the selector sees them in the engine: same shapes, same sums."""
         states = [resident.state[layer] for resident in self._residents]
-        for i, state in enumerate(states):
+        for i, _ in self._live:
             at = self._positions[i : i + 1]
-            self._selector.append(state, at // PAGE_RECORDS, at, key[i : i + 1])
-        return self._selector.select(*side_by_side(states), self._positions + 1, query)
+            self._selector.append(states[i], at // PAGE_RECORDS, at, key[i : i + 1])
+        return self._selector.select(*side_by_side(states), self._lengths, query)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hisparse.attention import LatentRecords, attend_latent, attend_latent_tiled
-from hisparse.engine.family import Resident, end_to_end, side_by_side
+from hisparse.engine.family import Resident, end_to_end, lengths_of, side_by_side
 from hisparse.layout import PAGE_RECORDS, TILE_RECORDS
 from hisparse.models.attend_latent import IndexInputs
 from hisparse.models.sparse_mla_config import SparseMlaConfig
@@ -59,14 +59,15 @@ class ResidentLatentStep:
     ) -> None:
         self._selector, self._records, self._residents = selector, records, residents
         self._scale, self._state_layers = config.attention_scale, _state_layers(config)
-        self._positions = positions  # [b] int64
+        self._positions, self._lengths = positions, lengths_of(residents, positions)  # [b] int64
+        self._live = [(i, p) for i, p in enumerate(positions.tolist()) if not residents[i].is_padding]
         self._selection: Tensor  # int32 [b, k] of the index group
 
     def begin(self, layer: int, latent: Tensor, index: IndexInputs | None) -> None:
         """See `LatentAttention`."""
         own = self._records.pack(latent)
-        for resident, position, record in zip(self._residents, self._positions.tolist(), own, strict=True):
-            resident.records[layer, position] = record
+        for i, position in self._live:
+            self._residents[i].records[layer, position] = own[i]
         if index is not None:
             self._selection = self._select(self._state_layers[layer], index)
 
@@ -78,10 +79,10 @@ class ResidentLatentStep:
     def _select(self, state_layer: int, index: IndexInputs) -> Tensor:
         """All requests' states side by side, as the selector sees them in the engine: same shapes, same sums."""
         states = [resident.state[state_layer] for resident in self._residents]
-        for i, state in enumerate(states):
+        for i, _ in self._live:
             at = self._positions[i : i + 1]
-            self._selector.append(state, at // PAGE_RECORDS, at, index.key[i : i + 1])
-        return self._selector.select(*side_by_side(states), self._positions + 1, index.query, index.weights)
+            self._selector.append(states[i], at // PAGE_RECORDS, at, index.key[i : i + 1])
+        return self._selector.select(*side_by_side(states), self._lengths, index.query, index.weights)
 
 
 def _state_layers(config: SparseMlaConfig) -> dict[int, int]:

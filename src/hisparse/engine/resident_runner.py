@@ -42,16 +42,22 @@ class ResidentRunner:
 
     @torch.inference_mode()
     def _decode(self, batch: DecodeBatch) -> Tensor:
-        tokens = torch.tensor(batch.tokens, device=self.model.device)
-        positions = torch.tensor(batch.positions, device=self.model.device)
+        padding = [0] * batch.padding
+        tokens = torch.tensor([*batch.tokens, *padding], device=self.model.device)
+        positions = torch.tensor([*batch.positions, *padding], device=self.model.device)
         residents = [self.requests[request_id] for request_id in batch.request_ids]
-        return self.model.logits(self.family.forward_resident_step(residents, tokens, positions))
+        if padding:
+            residents += [self._allocate(1, is_padding=True)] * len(padding)
+        hidden = self.family.forward_resident_step(residents, tokens, positions)
+        return self.model.logits(hidden)[: len(batch.request_ids)]
 
-    def _allocate(self, max_positions: int) -> Resident:
+    def _allocate(self, max_positions: int, *, is_padding: bool = False) -> Resident:
         family, device = self.family, self.model.device
+        num_pages = 0 if is_padding else num_pages_for(max_positions)
         records = (len(family.anchors), max_positions, family.record_bytes)
-        state = (family.num_state_layers, num_pages_for(max_positions), *family.page_shape)
+        state = (family.num_state_layers, num_pages, *family.page_shape)
         return Resident(
             torch.zeros(records, dtype=torch.uint8, device=device),
             torch.zeros(state, dtype=family.state_dtype, device=device),
+            is_padding,
         )

@@ -1,8 +1,11 @@
 """Runs the model over the hierarchical cache: a prefill chunk or a decode step in, logits out.
 
 How a kind of model attends, and what it asks of the cache, is its family's business (family.py); here requests
-have places in the cache, and batches become forwards.
+have places in the cache, and batches become forwards. On a GPU a decode step is one CUDA graph for each size of batch.
 """
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from hisparse.cache import HierarchicalCache
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.engine.family import Family
 from hisparse.errors import CapacityError
+from hisparse.step import Step
 
 
 class Runner:
@@ -20,13 +24,18 @@ class Runner:
     Args:
         family: the model, and how it attends.
         cache: of the family's shape, with a selection state.
+        records: record the decode step of each size in a CUDA graph, and replay it from its second use on. The family
+            must be one that can be recorded.
     """
 
-    def __init__(self, family: Family, cache: HierarchicalCache) -> None:
+    def __init__(self, family: Family, cache: HierarchicalCache, *, records: bool = False) -> None:
         self.family = family
         self.model = family.model
         self.cache = cache
         self._requests: dict[int, CacheRequest] = {}
+        self._records = records
+        self._recorded: dict[int, RecordedStep] = {}  # by lines
+        self._pool: Any = None  # torch's handle of the graphs' memory
 
     # Residency: see engine/scheduler.py
 
@@ -72,8 +81,48 @@ class Runner:
         lengths = tuple(request.length for request in requests)
         if lengths != batch.positions:
             raise ValueError(f"the batch is for positions {batch.positions}, and the cache is at {lengths}")
-        tokens = torch.tensor(batch.tokens, device=self.model.device)
-        with self.cache.step(requests) as step:
-            hidden = self.family.forward_step(self.cache, step, tokens)
+        tokens = torch.tensor([*batch.tokens, *[0] * batch.padding])
+        logits = self._run_step(requests, tokens)
         self.family.check_selections()
+        return logits[: len(requests)]
+
+    def _run_step(self, requests: Sequence[CacheRequest], tokens: Tensor) -> Tensor:
+        """Logits of all lines. A size's first step is run as it is, which compiles and loads all it needs."""
+        size = len(tokens)
+        recorded = self._recorded.get(size)
+        if recorded is not None and self.cache.observer is None:  # an observer sees what is run, not what is replayed
+            with self.cache.step(requests, recorded=recorded.step):
+                recorded.tokens.copy_(tokens)
+                recorded.graph.replay()
+            return recorded.logits.clone()
+        with self.cache.step(requests, batch_size=size) as step:
+            hidden = self.family.forward_step(self.cache, step, tokens.to(self.model.device))
+        if self._records and recorded is None:
+            self._recorded[size] = self._record(size)
         return self.model.logits(hidden)
+
+    def _record(self, size: int) -> "RecordedStep":
+        tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may use the GPU meanwhile; the graphs run one at a time, so they share their memory
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with self.cache.record_step(size) as step:
+                hidden = self.family.forward_step(self.cache, step, tokens)
+            logits = self.model.logits(hidden)
+        self._pool = graph.pool()
+        return RecordedStep(graph, step, tokens, logits)
+
+
+class RecordedStep(NamedTuple):
+    """A decode step of so many lines in a CUDA graph."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    tokens: Tensor  # int64 [lines], what it reads
+    logits: Tensor  # float32 [lines, vocab], what it writes
+
+
+def buckets_up_to(max_requests: int) -> tuple[int, ...]:
+    """Sizes that steps are recorded in: 1, 2, 4, then every eighth, and the largest."""
+    sizes = (1, 2, 4, *range(8, max_requests, 8))
+    return (*(size for size in sizes if size < max_requests), max_requests)

@@ -26,12 +26,16 @@ class Scheduler:
         prefill_chunk: tokens of a prompt in one forward.
         max_num_batched_tokens: tokens of one step: one a decode, the rest for chunks. It must have room for a decode of
             all requests that can run together and for a chunk, so that neither ever waits for the other.
+        buckets: sizes that decodes are padded to, ascending, where steps are recorded; none: no padding.
     """
 
-    def __init__(self, residency: Residency, prefill_chunk: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, residency: Residency, prefill_chunk: int, max_num_batched_tokens: int, buckets: Sequence[int] = ()
+    ) -> None:
         self._residency = residency
         self._chunk = prefill_chunk
         self._budget = max_num_batched_tokens
+        self._buckets = buckets
         self._oldest_is_next = True  # of prompts: see _chunks
         self.waiting: list[Request] = []  # the first in line first
         self.retracted: list[Request] = []  # likewise
@@ -58,7 +62,7 @@ class Scheduler:
             raise self._nothing_can_run()
         decoding = [request for request in self.running if request.state is RequestState.DECODING]
         prefilling = [request for request in self.running if request.state is RequestState.PREFILLING]
-        batches: list[Batch] = [_decode_batch(decoding)] if decoding else []
+        batches: list[Batch] = [_decode_batch(decoding, self._buckets)] if decoding else []
         return batches + self._chunks(prefilling, self._budget - len(decoding))
 
     def retract(self, request: Request) -> None:
@@ -180,11 +184,13 @@ class Scheduler:
         )
 
 
-def _decode_batch(requests: Sequence[Request]) -> DecodeBatch:
+def _decode_batch(requests: Sequence[Request], buckets: Sequence[int]) -> DecodeBatch:
+    size = len(requests)
     return DecodeBatch(
         request_ids=tuple(request.id for request in requests),
         tokens=tuple(request.output[-1] for request in requests),
         positions=tuple(len(request.prompt) + len(request.output) - 1 for request in requests),
+        padding=next((bucket for bucket in buckets if bucket >= size), size) - size,
     )
 
 

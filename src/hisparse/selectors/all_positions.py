@@ -8,6 +8,7 @@ class AllPositions:
     """Every position of a history of up to `top_k`; it keeps no state."""
 
     num_groups = 1
+    can_be_recorded = False  # it looks at the lengths
     page_shape = (0,)
     dtype = torch.uint8
     state_bytes_per_token = 0.0

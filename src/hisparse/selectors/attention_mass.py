@@ -35,6 +35,7 @@ class AttentionMass:
     """
 
     num_groups = 1
+    can_be_recorded = False  # it looks at the lengths
 
     def __init__(
         self, *, top_k: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32, num_ranked: int = 0

@@ -72,6 +72,10 @@ class DSA:
         """Device bytes of state a position in one layer."""
         return math.prod(self.page_shape) * self.dtype.itemsize / PAGE_RECORDS
 
+    def can_be_recorded(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether `select` can be recorded in a CUDA graph, for queries of so many heads."""
+        return device.type == "cuda" and self._kernels.takes(num_heads, self.head_dim, self.dtype, dtype)
+
     def append(self, state: Tensor, pages: Tensor, positions: Tensor, keys: Tensor) -> None:
         """Keep the keys of new positions.
 
@@ -100,7 +104,7 @@ class DSA:
             weights: [b, index_heads] float32, every constant folded in; may be negative.
         """
         self._check(query, weights)
-        if self._kernels.takes(state, query):
+        if self._has_kernels(query):
             return Selected(*self._kernels.select(state, page_table, lengths, query, weights))
         positions = torch.full((len(lengths), self.top_k), -1, dtype=torch.int32, device=query.device)
         kth_score = torch.full((len(lengths),), -torch.inf, device=query.device)
@@ -133,7 +137,7 @@ class DSA:
         length = int(positions[-1]) + 1
         if length <= self.top_k:
             return None
-        if self._kernels.takes(state, query):
+        if self._has_kernels(query):
             return self._select_causal(state, pages, positions, query, weights)
         keys = self._read(state, pages, length)
         column = torch.arange(length, device=query.device)
@@ -156,7 +160,7 @@ class DSA:
             float32 [b, m]; -inf at pads.
         """
         self._check(query, weights)
-        if self._kernels.takes(state, query):
+        if self._has_kernels(query):
             scores = self._kernels.scores(state, page_table, positions.amax(dim=-1).long() + 1, query, weights)
             return scores.gather(1, positions.clamp(min=0).long()).masked_fill_(positions < 0, -torch.inf)
         chosen = torch.full(positions.shape, -torch.inf, device=query.device)
@@ -184,6 +188,9 @@ class DSA:
             selected, _ = self._kernels.select(state, table, own + 1, q, w)
             chosen.scatter_(1, selected.long() % (length + 1), True)  # a pad marks the column past the last
         return mask[:, :length]
+
+    def _has_kernels(self, query: Tensor) -> bool:
+        return query.is_cuda and self._kernels.takes(query.shape[-2], query.shape[-1], self.dtype, query.dtype)
 
     def _check(self, query: Tensor, weights: Tensor) -> None:
         if query.shape[-1] != self.head_dim or query.shape[:-1] != weights.shape:

@@ -26,10 +26,9 @@ class KernelIndexer:
         self.top_k, self.fp8 = top_k, fp8
         self._failures: Tensor | None = None  # int32 [], of the device that selects
 
-    def takes(self, state: Tensor, query: Tensor) -> bool:
-        """Whether there are kernels for such keys and queries where they are."""
-        same = self.fp8 or state.dtype == query.dtype
-        return state.is_cuda and same and supports(query.shape[-2], query.shape[-1], query.dtype, fp8=self.fp8)
+    def takes(self, num_heads: int, head_dim: int, state_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+        """Whether there are kernels for such queries over keys in such a state."""
+        return (self.fp8 or state_dtype == dtype) and supports(num_heads, head_dim, dtype, fp8=self.fp8)
 
     def scores(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Tensor:
         """Of every position, float32 [b, p * 64]; anything past a length. See `DSA.select_scored`."""

@@ -16,6 +16,7 @@ class Selector(Protocol):
 
     top_k: int  # the most positions, in tokens, that a selection names
     num_groups: int  # selections a layer: 1, or one for each KV head
+    can_be_recorded: bool  # on a GPU neither method waits for the device, for one position of each request
 
     @property
     def page_shape(self) -> tuple[int, ...]:
