@@ -117,3 +117,16 @@ def test_a_file_is_closed_when_its_request_retires(tmp_path: Path) -> None:
     assert TraceFile(recorder.paths[1]).num_steps == 0
     recorder.close()
     assert TraceFile(recorder.paths[1]).num_steps == 2
+
+
+def test_a_disk_that_is_full_ends_the_recording_and_not_the_step(tmp_path: Path) -> None:
+    driver = new_driver()
+    recorder = TraceRecorder(Header((0, 1), 4), numbered(tmp_path / "no" / "t.hst"))
+    driver.cache.observer = recorder
+    request = driver.admit(staged=5)
+    driver.step({request: [1]})
+    driver.step({request: [2]})
+    driver.cache.check_integrity()
+    assert isinstance(recorder.failure, FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        recorder.close()

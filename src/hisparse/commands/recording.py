@@ -43,5 +43,8 @@ def recording(engine: "Engine", folder: Path | None, every: int) -> Iterator[Non
     try:
         yield
     finally:
-        stop_recording(engine, recorder)
-        say(f"recorded {len(recorder.paths)} requests in {folder}")
+        try:
+            stop_recording(engine, recorder)
+            say(f"recorded {len(recorder.paths)} requests in {folder}")
+        except OSError as error:
+            say(f"recording in {folder} failed, and its last files may be truncated: {error.strerror or error}")

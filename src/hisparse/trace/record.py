@@ -67,6 +67,7 @@ class TraceRecorder:
             raise ValueError(f"every and max_steps must be at least 1, got {every} and {max_steps}")
         self.header = header
         self.paths: list[Path] = []  # of the files begun
+        self.failure: OSError | None = None  # what ended the recording
         self._path_of = path_of
         self._every = every
         self._max_steps = max_steps
@@ -77,7 +78,17 @@ class TraceRecorder:
         self._recorded: list[tuple[int, _Recording]] = []  # lines of the current step
 
     def selected(self, layer: int, selection: Tensor, step: Step) -> None:
-        """See `SelectionObserver`. A step that is undone is not written: its position comes again."""
+        """See `SelectionObserver`. A step that is undone is not written: its position comes again.
+
+        A file that cannot be written, on a full disk for instance, ends the recording and not the step: see `failure`.
+        """
+        if self.failure is None:
+            try:
+                self._record(layer, selection, step)
+            except OSError as error:
+                self.failure = error
+
+    def _record(self, layer: int, selection: Tensor, step: Step) -> None:
         if step is not self._current:
             self._begin_step(step)
         if not self._recorded:
@@ -88,7 +99,9 @@ class TraceRecorder:
             recording.rows[layer] = tuple(part[place] for part in parts)
 
     def close(self) -> None:
-        """Write what is left and close every file."""
+        """Write what is left and close every file. Raises `OSError` if that fails, or failed before."""
+        if self.failure is not None:
+            raise self.failure
         self._finish_step()
         for _, recording in self._known.values():
             if recording is not None:
