@@ -281,8 +281,8 @@ def test_a_prompt_that_fills_the_context(length: int, excess: int, checkpoints: 
     assert_refused(letters_engine(tiny), prompt_of(length), ValueError, message)
 
 
-def test_a_prompt_that_never_fits_the_host_pool(tiny: Tiny) -> None:
-    message = "a request of 424 positions can never fit: one request can have 256 .host pool 256 rows"
+def test_a_prompt_longer_than_the_engine_was_built_for(tiny: Tiny) -> None:
+    message = "a request of 424 positions can never fit: one request can have 128 .host pool 256 rows, 128 positions"
     assert_refused(letters_engine(tiny), prompt_of(400), NeverFitsError, message)
 
 
@@ -302,7 +302,7 @@ def assert_refused(engine: Engine, prompt: list[int], error: type[Exception], me
 def test_a_tokenizer_that_decodes_to_no_text(tiny: Tiny) -> None:
     engine = letters_engine(tiny)
     engine.tokenizer = cast(Any, type("Wrong", (), {"decode": lambda self, tokens, **options: tokens})())
-    engine.submit(prompt_of(20), SamplingParams())
+    engine.submit(prompt_of(20), SamplingParams(max_tokens=24))
     with pytest.raises(HiSparseError, match="decoded tokens to list instead of text"):
         engine.step()
 

@@ -13,11 +13,11 @@ from hisparse.engine.latent import LatentFamily
 from hisparse.engine.residency import CacheResidency
 from hisparse.engine.runner import Runner
 from hisparse.engine.scheduler import Scheduler
+from hisparse.engine.sizes import layout_for, state_for
 from hisparse.host_memory import Progress
 from hisparse.kernels.side_stream import SideStream
-from hisparse.layout import CacheLayout, num_pages_for
+from hisparse.layout import PAGE_RECORDS, num_pages_for
 from hisparse.models import Llama, Model, SparseMla
-from hisparse.selection_state import SelectionState
 from hisparse.selectors import DSA, AllPositions, AttentionMass, Quest, Selector
 
 
@@ -110,36 +110,27 @@ def build_engine(
         loaded: the checkpoint.
         config: of the cache and its selector.
         request_sizes: positions (prompt and output) of the requests to come. The host pool gets room for
-            the largest ones that can run together, unless the configuration sets its size.
+            the largest ones that can run together, unless the configuration sets its size; longer ones than the
+            longest of these are refused.
         observers: see every forward.
         debug: check every selection.
         progress: of pinning the host pool, on a GPU: called with (bytes done, bytes in all).
     """
     family = build_family(config, loaded.model)
     num_running = max(min(config.max_running_requests, len(request_sizes)), 1)
-    layout = CacheLayout(
-        num_layers=len(family.anchors),
-        record_bytes=family.record_bytes,
-        top_k=family.top_k,
+    num_pages = _num_host_pages(config, family.top_k, request_sizes, num_running)
+    layout = layout_for(
+        family,
         device_buffer_size=config.buffer_for(family.top_k),
         max_requests=num_running,
-        num_pages=_num_host_pages(config, family.top_k, request_sizes, num_running),
-        anchors=family.anchors,
-    )
-    state = SelectionState(
-        num_layers=family.num_state_layers,
-        num_pages=layout.num_pages,
-        page_shape=family.page_shape,
-        dtype=family.state_dtype,
-        max_requests=layout.max_requests,
-        max_pages=layout.max_pages,
-        device=loaded.model.device,
+        num_pages=num_pages,
+        max_positions=_longest(request_sizes, num_pages),
     )
     cache = HierarchicalCache(
         layout,
         policy=config.policy,
         device=loaded.model.device,
-        selection_state=state,
+        selection_state=state_for(family, layout, loaded.model.device),
         debug=debug,
         prefetch=config.prefetch,
         progress=progress,
@@ -161,3 +152,9 @@ def _num_host_pages(config: HiSparseConfig, top_k: int, request_sizes: Sequence[
         return max(num_pages_for(int(config.host_to_device_ratio * slots)), 1)
     largest = sorted(request_sizes, reverse=True)[:num_running]
     return max(sum(num_pages_for(size) for size in largest), 1)
+
+
+def _longest(request_sizes: Sequence[int], num_pages: int) -> int:
+    """Positions of the longest request, which page tables are made for; with no sizes, all of the host pool's."""
+    num_rows = num_pages * PAGE_RECORDS
+    return min(max(request_sizes, default=num_rows), num_rows)

@@ -1,9 +1,9 @@
 """What the cache allocates for requests of one length: the engine's sizes, from the layout that it would make."""
 
-import math
 from typing import NamedTuple
 
 from hisparse.engine.family import Family
+from hisparse.engine.sizes import layout_for, state_bytes
 from hisparse.layout import PAGE_RECORDS, CacheLayout, num_pages_for
 
 
@@ -38,7 +38,7 @@ def footprint(family: Family, context: int, num_requests: int, device_buffer_siz
 
     Raises `ValueError` for sizes that a layout cannot have.
     """
-    return _sized(family, num_requests, device_buffer_size, num_requests * num_pages_for(context))
+    return _sized(family, num_requests, device_buffer_size, num_requests * num_pages_for(context), context)
 
 
 def per_token(family: Family) -> PerToken:
@@ -53,20 +53,16 @@ def per_token(family: Family) -> PerToken:
 
 def resident_bytes(family: Family, context: int) -> int:
     """Device bytes of a request whose records are all on the device, with its pages of selection state."""
-    state_bytes = per_token(family).selection_state * num_pages_for(context) * PAGE_RECORDS
-    return footprint(family, context, 1, family.top_k + 1).layout.full_kv_bytes(context) + int(state_bytes)
+    of_state = per_token(family).selection_state * num_pages_for(context) * PAGE_RECORDS
+    return footprint(family, context, 1, family.top_k + 1).layout.full_kv_bytes(context) + int(of_state)
 
 
-def _sized(family: Family, num_requests: int, buffer: int, num_pages: int, max_positions: int = 0) -> Footprint:
-    layout = CacheLayout(
-        num_layers=len(family.anchors),
-        record_bytes=family.record_bytes,
-        top_k=family.top_k,
+def _sized(family: Family, num_requests: int, buffer: int, num_pages: int, max_positions: int) -> Footprint:
+    layout = layout_for(
+        family,
         device_buffer_size=buffer,
         max_requests=num_requests,
         num_pages=num_pages,
         max_positions=max_positions,
-        anchors=family.anchors,
     )
-    page_bytes = math.prod(family.page_shape) * family.state_dtype.itemsize
-    return Footprint(layout, layout.selection_state_bytes(family.num_state_layers, page_bytes))
+    return Footprint(layout, state_bytes(family, layout))
