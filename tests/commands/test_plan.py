@@ -18,6 +18,8 @@ from tests.commands.test_commands import Run
 
 H200S = ("--device-memory", "141GB", "--host-memory", "2TB", "--gpus", "8")
 GLM = ("glm-5.1", *H200S, "--context", "128K")
+SMALL_H200S = ("--device-memory", "113GB")
+FP8_KEYS = ("--hisparse-config", '{"index_cache_dtype": "fp8"}')
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
@@ -36,7 +38,9 @@ def test_models_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_of_glm_5_1(capsys: pytest.CaptureFixture[str]) -> None:
-    result = plan(capsys, *GLM, "--index-keys", "fp8", "--json").json()
+    result = plan(capsys, *GLM, *FP8_KEYS, "--json").json()
+    assert result["recommended"]["index_cache_dtype"] == "fp8"
+    assert result["with_fp8_index_keys"] is None
     assert result["context"] == 131_072
     assert result["bytes_per_token"] == {"records": 89_856, "selection_state": 10_296, "tables": 312}
     assert result["resident"]["requests"] == 16
@@ -58,10 +62,22 @@ def test_tables_to_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert """--hisparse-config '{"top_k": 2048, "device_buffer_size": 4096, "max_running_requests": 9}'""" in run.out
 
 
-def test_the_plan_of_a_folder_is_what_the_engine_allocates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp8_index_keys_are_proposed_where_keys_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    proposed = plan(capsys, *GLM, "--json").json()["with_fp8_index_keys"]
+    assert proposed == {"device_buffer_size": 4096, "requests_per_gpu": 16, "requests": 128}
+    (line,) = (line for line in plan(capsys, *GLM).out.splitlines() if "index keys limit" in line)
+    assert "limit the requests to 9 a GPU" in line
+    assert FP8_KEYS[1] in line
+    assert line.endswith("there would be 16")
+
+
+@pytest.mark.parametrize("keys", [(), FP8_KEYS], ids=["auto", "fp8 index keys"])
+def test_the_plan_of_a_folder_is_what_the_engine_allocates(
+    keys: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_tiny_mla(tmp_path / "tiny", "glm-5.2")
     machine = ("--device-memory", "8MB", "--host-memory", "3MB", "--context", "1K", "--dtype", "float32")
-    result = plan(capsys, folder, *machine, "--json").json()
+    result = plan(capsys, folder, *machine, *keys, "--json").json()
     command = shlex.split(result["serve"])
     assert command[:5] == ["hisparse", "serve", str(folder), "--max-context", "1024"]
     config = build_config(command[-1])
@@ -107,9 +123,10 @@ def test_a_folder_goes_before_a_name(
             ("weights take 197 GB", "134 GB usable", "--device-memory", "--gpus 7", "--weight-memory"),
         ),
         ((*GLM, "--host-memory", "20GB"), ("11.8 GB of host memory", "--host-memory 94.23GB", "--context 27776")),
+        ((*GLM, *SMALL_H200S), ("107 GB usable", '"index_cache_dtype": "fp8" in --hisparse-config', "--context 87808")),
         ((*GLM, "--step-budget", 0.01), ("the step's budget", "--step-budget 0.235", "--link")),
     ],
-    ids=["device", "host", "budget"],
+    ids=["device", "host", "index keys", "budget"],
 )
 def test_when_nothing_fits_the_figures_come_first(
     arguments: tuple[object, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -130,6 +147,10 @@ def test_when_nothing_fits_the_figures_come_first(
 )
 def test_what_an_error_proposes_fits(change: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(capsys, *GLM, "--gpus", 4, *change, "--json").code == 0
+
+
+def test_index_keys_that_an_error_proposes_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(capsys, *GLM, *SMALL_H200S, *FP8_KEYS, "--json").code == 0
 
 
 @pytest.mark.parametrize("change", [("--host-memory", "94.23GB"), ("--context", "27776")], ids=lambda change: change[0])
@@ -156,7 +177,10 @@ def test_what_an_error_proposes_for_the_host_fits(
         ((*GLM, "--link", 0), ("--link must be", "got 0")),
         ((*GLM, "--step-budget", "nan"), ("--step-budget must be", "nan")),
         ((*GLM, "--attention", "ep"), ("--attention must be one of auto, dp, tp", "'ep'")),
-        ((*GLM, "--index-keys", "int4"), ("--index-keys must be one of auto, fp8", "'int4'")),
+        (
+            (*GLM, "--hisparse-config", '{"index_cache_dtype": "int4"}'),
+            ("index_cache_dtype must be one of auto, fp8", "'int4'"),
+        ),
         ((*GLM, "--trace", "missing.npy"), ("the trace missing.npy cannot be read",)),
         ((*GLM, "--dtype", "int8"), ("--dtype must be one of float32, bfloat16, float16", "'int8'")),
         ((*GLM, "--selector", "quest"), ("selector must be 'auto' or 'dsa'", "'quest'")),
@@ -187,6 +211,6 @@ def test_dense_selection_needs_top_k_for_the_whole_context(tmp_path: Path, capsy
 
 def test_index_keys_are_an_indexers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = (write_tiny(tmp_path / "tiny"), "--device-memory", "1GB", "--host-memory", "1GB")
-    run = plan(capsys, *machine, "--index-keys", "fp8")
+    run = plan(capsys, *machine, *FP8_KEYS)
     assert run.code == 2
-    assert "for models with an indexer, and this is a LlamaForCausalLM" in run.err
+    assert "index_cache_dtype 'fp8' is for models with latent attention, and this is a LlamaForCausalLM" in run.err

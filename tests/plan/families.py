@@ -8,6 +8,7 @@ from hisparse.commands.make_tiny import LLAMA_LIKE
 from hisparse.config import HiSparseConfig
 from hisparse.plan.question import Question, ask
 
+FP8_KEYS = HiSparseConfig(index_cache_dtype="fp8")
 EVERY_FAMILY = (*LLAMA_LIKE, *FAMILIES)
 MACHINE: dict[str, object] = {"device_memory": "64MB", "host_memory": "64MB", "dtype": "float32"}
 
@@ -23,7 +24,7 @@ def ask_tiny(folder: Path, config: HiSparseConfig | None = None, **changes: str 
     return ask(str(folder), config or HiSparseConfig(), **arguments)  # type: ignore[arg-type]
 
 
-def ask_named(name: str = "glm-5.1", **changes: str | int | float) -> Question:
+def ask_named(name: str = "glm-5.1", config: HiSparseConfig | None = None, /, **changes: str | int | float) -> Question:
     """A published model on 8 x H200 with 2 TB, as in the paper; or as changed."""
     arguments: dict[str, object] = {"device_memory": "141GB", "host_memory": "2TB", "gpus": 8, **changes}
-    return ask(name, HiSparseConfig(), **arguments)  # type: ignore[arg-type]
+    return ask(name, config or HiSparseConfig(), **arguments)  # type: ignore[arg-type]

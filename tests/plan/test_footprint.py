@@ -14,7 +14,7 @@ from hisparse.engine.family import state_of
 from hisparse.kernels.state import new_launch_state, new_miss_plan
 from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
 from hisparse.plan.question import DTYPES
-from tests.plan.families import EVERY_FAMILY, ask_named, ask_tiny, write_family
+from tests.plan.families import EVERY_FAMILY, FP8_KEYS, ask_named, ask_tiny, write_family
 
 CONTEXT, REQUESTS = 650, 3  # ten pages and a bit
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -24,6 +24,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "every position": ("llama", {"selector": "all", "top_k": CONTEXT}),
     "fp8 records": ("deepseek-v3.2", {"kv_cache_dtype": "fp8"}),
     "fp8 records of shared layers": ("glm-5.2", {"kv_cache_dtype": "fp8", "top_k": 48}),
+    "fp8 index keys": ("deepseek-v3.2", {"index_cache_dtype": "fp8"}),
+    "fp8 index keys of shared layers, and fp8 records": (
+        "glm-5.2",
+        {"index_cache_dtype": "fp8", "kv_cache_dtype": "fp8"},
+    ),
 }
 
 
@@ -88,6 +93,27 @@ def test_bytes_are_those_of_the_cache_on_a_gpu(name: str, tmp_path: Path) -> Non
     assert size.layout.launch_bytes == sum(tensor.nbytes for tensor in (*cache.backend._state, *plans))
 
 
+@pytest.mark.parametrize("name", ["llama", "glm-5.2"])
+def test_page_tables_are_as_wide_as_the_longest_request(name: str, tmp_path: Path) -> None:
+    loaded = load(write_family(tmp_path / "tiny", name))
+
+    def widths(sizes: list[int], **keys: float) -> set[int]:
+        config = HiSparseConfig.from_mapping({"max_running_requests": 4, "top_k": 48} | keys)
+        cache = build_engine(loaded, config, sizes).runner.cache
+        return {cache.admission.page_table.shape[1], state_of(cache).page_table.shape[1]}
+
+    assert widths([650, 30, 100, 640]) == {11}
+    assert widths([650], host_to_device_ratio=20) == {11}  # a host pool of 120 pages
+    assert widths([650], host_to_device_ratio=1) == {6}  # and one of 6, which are all that a request can have
+    assert widths([], host_to_device_ratio=1) == {6}
+
+
+def test_tables_grow_with_the_requests_and_not_with_their_square() -> None:
+    family = ask_named().family
+    one, two, three = (footprint(family, 131_072, n, 4096).layout.table_bytes for n in (1, 2, 3))
+    assert three - two == two - one
+
+
 def test_no_weights_are_read(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "tiny", "glm-5.2")
     before = planned(folder, {})
@@ -98,16 +124,17 @@ def test_no_weights_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "records", "state", "tables"),
+    ("name", "config", "dtype", "sizes"),
     [
-        ("glm-5.1", {}, 78 * 1152, 78 * 256, 78 * 4),
-        ("glm-5.1", {"index_keys": "fp8"}, 78 * 1152, 78 * 132, 78 * 4),
-        ("glm-5.2", {"index_keys": "fp8"}, 78 * 1152, 21 * 132, 21 * 4),
-        ("deepseek-v3.2", {"dtype": "float32"}, 61 * 2304, 61 * 512, 61 * 4),
+        ("glm-5.1", None, "bfloat16", (78 * 1152, 78 * 256, 78 * 4)),
+        ("glm-5.1", FP8_KEYS, "bfloat16", (78 * 1152, 78 * 132, 78 * 4)),
+        ("glm-5.2", FP8_KEYS, "bfloat16", (78 * 1152, 21 * 132, 21 * 4)),
+        ("deepseek-v3.2", None, "float32", (61 * 2304, 61 * 512, 61 * 4)),
     ],
 )
-def test_bytes_of_a_token(name: str, changes: dict[str, str], records: int, state: int, tables: int) -> None:
-    assert per_token(ask_named(name, **changes).family) == (records, state, tables)
+def test_bytes_of_a_token(name: str, config: HiSparseConfig | None, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """Of records, of selection state and of tables."""
+    assert per_token(ask_named(name, config, dtype=dtype).family) == sizes
 
 
 def test_a_resident_request_has_records_of_its_positions_and_state_of_its_pages() -> None:

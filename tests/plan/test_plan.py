@@ -11,10 +11,10 @@ from hisparse.plan.footprint import per_token, resident_bytes
 from hisparse.plan.paper import compare_with_paper
 from hisparse.plan.plan import Plan, make_plan, recommended_keys
 from hisparse.plan.question import ask
-from tests.plan.families import EVERY_FAMILY, ask_named, ask_tiny, write_family
+from tests.plan.families import EVERY_FAMILY, FP8_KEYS, ask_named, ask_tiny, write_family
 
 
-def plan_named(name: str = "glm-5.1", **changes: str | int | float) -> Plan:
+def plan_named(name: str = "glm-5.1", /, **changes: str | int | float) -> Plan:
     return make_plan(ask_named(name, **changes))
 
 
@@ -73,6 +73,35 @@ def test_the_recommendation_is_what_the_engine_then_allocates(name: str, tmp_pat
     assert cache.layout == plan.best.footprint.layout
 
 
+def test_what_fp8_index_keys_would_give_is_what_they_give() -> None:
+    other = plan_named(context="128K").best_with_fp8_index_keys
+    fp8 = make_plan(ask_named("glm-5.1", FP8_KEYS, context="128K"))
+    assert other is not None
+    assert fp8.best is not None
+    assert other.capacity == fp8.best.capacity
+    assert recommended_keys(other) == recommended_keys(fp8.best)
+    assert recommended_keys(other)["index_cache_dtype"] == "fp8"
+    assert fp8.best_with_fp8_index_keys is None  # they are in FP8 already
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [({"host_memory": "200GB"}, "host_memory"), ({"step_budget": 0.5}, "budget"), ({"context": "4K"}, "slots")],
+    ids=str,
+)
+def test_fp8_index_keys_are_not_proposed_where_others_limit(changes: dict[str, str | float], limit: str) -> None:
+    plan = plan_named(**{"context": "128K"} | changes)
+    assert plan.best is not None
+    assert plan.best.limited_by == limit
+    assert plan.best_with_fp8_index_keys is None
+
+
+def test_only_an_indexer_has_index_keys(tmp_path: Path) -> None:
+    plan = make_plan(ask_tiny(write_family(tmp_path / "tiny", "llama"), device_memory="8MB", context="4K"))
+    assert plan.question.with_fp8_index_keys() is None
+    assert plan.best_with_fp8_index_keys is None
+
+
 def test_data_parallel_attention_has_different_requests_on_each_gpu() -> None:
     dp, tp = plan_named(attention="dp"), plan_named(attention="tp")
     assert (dp.question.machine.independent_caches, tp.question.machine.independent_caches) == (8, 1)
@@ -92,7 +121,7 @@ def test_grouped_attention_divides_its_heads(tmp_path: Path) -> None:
 
 def test_the_papers_arithmetic() -> None:
     """Its sections 1, 2.2, 3.2 and 3.3; what it calls KV seems to be 1,280 B a layer, index keys counted in."""
-    medium, long = (plan_named(context=context, index_keys="fp8").question for context in ("40K", "128K"))
+    medium, long = (ask_named("glm-5.1", FP8_KEYS, context=context) for context in ("40K", "128K"))
     sizes = per_token(long.family)
     assert 131_072 * (sizes.records + sizes.selection_state) == pytest.approx(13.09e9, rel=5e-3)
     assert resident_bytes(medium.family, 40_960) == pytest.approx(4.1e9, rel=5e-3)  # "up to 4 GB"

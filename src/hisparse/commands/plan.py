@@ -55,9 +55,6 @@ def plan(
         str | None,
         typer.Option(help="Bytes of all weights, such as 400GB.", show_default="as the configuration says"),
     ] = None,
-    index_keys: Annotated[
-        str, typer.Option(help="'auto', in the dtype, as the engine keeps them; 'fp8', as the library can.")
-    ] = "auto",
     trace: Annotated[
         Path | None,
         typer.Option(help="Take expected misses from this selection trace.", show_default="the paper's figures"),
@@ -94,7 +91,6 @@ def plan(
         step_budget=step_budget,
         memory_fraction=memory_fraction,
         weight_memory=weight_memory,
-        index_keys=index_keys,
         dtype=dtype,
         trace=trace,
     )

@@ -38,7 +38,8 @@ def compare_with_paper(question: Question) -> list[Comparison]:
         "the paper's 13.09 GB are 1,280 B a layer: a record of 1,152 B and 128 B more, what an index key takes in FP8 "
         "without its scale"
     )
-    keys = f"a layer's key takes {own_keys / LAYERS:g} B, or 132 B in FP8: {in_words(LONG * fp8_keys)} at 128K, "
+    plain = "" if own_keys == fp8_keys else f"{own_keys / LAYERS:g} B, or "
+    keys = f"a layer's key takes {plain}{FP8_KEY_BYTES} B in FP8: {in_words(LONG * fp8_keys)} at 128K, "
     return [
         Comparison("records of a token", "about 100 KB", in_words(records), why),
         _history("32K + 8K", "up to 4 GB", MEDIUM, records, fp8_keys),

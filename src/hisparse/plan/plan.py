@@ -53,6 +53,11 @@ class Option:
             return self.capacity.requests
         return min(self.capacity.requests, int(self.question.step_budget_ms / self.link_ms_per_request))
 
+    @property
+    def limited_by(self) -> str:
+        """What stops one more request: "budget", or as `Capacity.limited_by`."""
+        return self.capacity.limited_by if self.requests_in_budget == self.capacity.requests else "budget"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -66,6 +71,15 @@ class Plan:
         """The most requests within the budget; of equals the least fetched, then the smallest. None: nothing fits."""
         fitting = [option for option in self.options if option.requests_in_budget]
         return max(fitting, key=_preference, default=None)
+
+    @property
+    def best_with_fp8_index_keys(self) -> Option | None:
+        """The best with FP8 index keys; None unless keys in the dtype are what keeps its requests from being more."""
+        best, question = self.best, self.question.with_fp8_index_keys()
+        if best is None or question is None or best.limited_by != "selection_state":
+            return None
+        other = make_plan(question).best
+        return other if other is not None and other.requests_in_budget > best.requests_in_budget else None
 
     @property
     def recommended(self) -> HiSparseConfig | None:

@@ -10,7 +10,7 @@ from hisparse.plan.footprint import per_token, resident_bytes
 from hisparse.plan.paper import Comparison, compare_with_paper
 from hisparse.plan.plan import Option, Plan, recommended_keys
 from hisparse.plan.quantities import in_words
-from hisparse.plan.report import assumptions, serve_command
+from hisparse.plan.report import about_index_keys, assumptions, serve_command
 
 WIDTH = 120  # where there is no terminal
 NO_BREAK = "\u00a0"  # a space
@@ -31,7 +31,7 @@ def print_plan(plan: Plan) -> None:
         console = Console(highlight=False, width=WIDTH)
     console.print(_model(plan))
     console.print(_options(plan))
-    for line in assumptions(plan.question):
+    for line in filter(None, (*assumptions(plan.question), about_index_keys(plan))):
         console.print(f"- {line}", markup=False, soft_wrap=True)
     if rows := compare_with_paper(plan.question):
         console.print(_against_the_paper(rows))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hisparse.attention.latent_records import FP8_GROUP
 from hisparse.checkpoint.folder import read_config
 from hisparse.checkpoint.gguf import gguf_config
 from hisparse.checkpoint.gguf_file import GgufFile
@@ -19,13 +20,11 @@ from hisparse.checkpoint.resolve_name import resolve_name
 from hisparse.config import HiSparseConfig
 from hisparse.engine.build import build_family
 from hisparse.engine.family import Family
-from hisparse.engine.latent import LatentFamily
 from hisparse.errors import CheckpointError
 from hisparse.models import Llama, LlamaConfig, Model, SparseMla, SparseMlaConfig, llama_config, sparse_mla_weights
 from hisparse.models.config_values import architecture_of
 from hisparse.models.sparse_mla_config import ARCHITECTURES as LATENT_ARCHITECTURES
 from hisparse.plan.named_models import NAMED_MODELS, named_config
-from hisparse.selectors import DSA
 
 ModelConfig = LlamaConfig | SparseMlaConfig
 
@@ -48,25 +47,24 @@ class PlannedModel:
         """Whether attention can be divided so; latent attention's one record cannot, and goes to every share whole."""
         return isinstance(self.config, SparseMlaConfig) or not self.config.num_kv_heads % num_shares
 
+    @property
+    def can_keep_fp8_index_keys(self) -> bool:
+        """Whether it has an indexer whose keys one scale each is enough for."""
+        return isinstance(self.config, SparseMlaConfig) and self.config.index_head_dim <= FP8_GROUP
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor that the model needs, by name."""
         if isinstance(self.config, SparseMlaConfig):
             return sparse_mla_weights.weight_shapes(self.config)
         return llama_config.weight_shapes(self.config)
 
-    def family(self, config: HiSparseConfig, num_shares: int = 1, *, fp8_index_keys: bool = False) -> Family:
+    def family(self, config: HiSparseConfig, num_shares: int = 1) -> Family:
         """How the engine attends with it; with `num_shares`, over that part of the KV heads.
 
         Raises:
             ValueError: a configuration that is not for this kind of model, or heads that cannot be shared out.
         """
-        family = build_family(config, _without_weights(_share(self.config, num_shares), self.dtype))
-        if not fp8_index_keys:
-            return family
-        if not isinstance(family, LatentFamily):
-            raise ValueError(f"FP8 index keys are for models with an indexer, and this is a {self.config.architecture}")
-        selector = DSA(top_k=family.top_k, head_dim=family.selector.head_dim, fp8=True)
-        return replace(family, selector=selector)
+        return build_family(config, _without_weights(_share(self.config, num_shares), self.dtype))
 
 
 def read_model(name: str, dtype: torch.dtype) -> PlannedModel:

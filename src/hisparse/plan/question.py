@@ -1,6 +1,6 @@
 """What is asked: a model on a machine, for requests of one length. Made here from what people write, and checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from hisparse.plan.weights import WeightBytes, weight_bytes
 
 RESERVATIONS = (2, 3, 4)  # of top_k: the paper's useful range, its section 4.4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INDEX_KEYS = ("auto", "fp8")
 SHORTEST = 2  # tokens
 
 
@@ -33,7 +32,6 @@ class Question:
     context: int  # positions of a request, prompt and answer
     curve: MissCurve
     step_budget_ms: float  # of the link, a step
-    fp8_index_keys: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -49,7 +47,14 @@ class Question:
         """How a GPU of another machine attends; None where the KV heads cannot be divided so."""
         if not self.model.can_share(machine.attention_shares):
             return None
-        return self.model.family(self.config, machine.attention_shares, fp8_index_keys=self.fp8_index_keys)
+        return self.model.family(self.config, machine.attention_shares)
+
+    def with_fp8_index_keys(self) -> "Question | None":
+        """The same with index keys in FP8; None where they are already, or cannot be."""
+        if self.config.index_cache_dtype == "fp8" or not self.model.can_keep_fp8_index_keys:
+            return None
+        config = replace(self.config, index_cache_dtype="fp8")
+        return replace(self, config=config, family=self.model.family(config, self.machine.attention_shares))
 
     @property
     def reservations(self) -> tuple[int, ...]:
@@ -71,7 +76,6 @@ def ask(
     step_budget: float = 30.0,
     memory_fraction: float = 0.95,
     weight_memory: str | None = None,
-    index_keys: str = "auto",
     dtype: str = "bfloat16",
     trace: Path | None = None,
 ) -> Question:
@@ -81,8 +85,8 @@ def ask(
         CheckpointError: a model that is not there or not supported.
         ValueError: any other argument that cannot be, with what is accepted.
     """
-    _check(config, step_budget, index_keys, dtype)
-    planned, fp8_index_keys = read_model(model, DTYPES[dtype]), index_keys == "fp8"
+    _check(config, step_budget, dtype)
+    planned = read_model(model, DTYPES[dtype])
     machine = Machine(
         device_memory=parse_bytes("--device-memory", device_memory),
         host_memory=parse_bytes("--host-memory", host_memory),
@@ -93,27 +97,25 @@ def ask(
     )
     return Question(
         model=planned,
-        family=planned.family(config, machine.attention_shares, fp8_index_keys=fp8_index_keys),
+        family=planned.family(config, machine.attention_shares),
         weights=_weights(planned, weight_memory),
         machine=machine,
         config=config,
         context=_context(planned, context, config),
         curve=calibrated(config.policy) if trace is None else curve_of_trace(trace, config.policy, RESERVATIONS),
         step_budget_ms=step_budget,
-        fp8_index_keys=fp8_index_keys,
     )
 
 
-def _check(config: HiSparseConfig, step_budget: float, index_keys: str, dtype: str) -> None:
+def _check(config: HiSparseConfig, step_budget: float, dtype: str) -> None:
     if config.host_to_device_ratio is not None:
         raise ValueError(
             "host_to_device_ratio is what the plan finds out: leave it out, --host-memory says what there is"
         )
     if not 0 < step_budget < float("inf"):
         raise ValueError(f"--step-budget must be a finite number of milliseconds above 0, got {step_budget}")
-    for name, value, choices in (("--index-keys", index_keys, INDEX_KEYS), ("--dtype", dtype, tuple(DTYPES))):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
 def _weights(model: PlannedModel, weight_memory: str | None) -> WeightBytes:

@@ -43,6 +43,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "hierarchical": [_option(option) for option in plan.options],
         "recommended": recommended_keys(plan.best) if plan.best else None,
         "recommended_cache": _recommended_cache(plan.best),
+        "with_fp8_index_keys": _with_fp8_index_keys(plan),
         "serve": serve_command(plan),
         "against_the_paper": [comparison._asdict() for comparison in compare_with_paper(question)],
         "assumptions": assumptions(question),
@@ -69,16 +70,25 @@ def assumptions(question: Question) -> list[str]:
         )
     if getattr(question.model.config, "weight_block", None):
         lines.append("FP8 weights are counted as stored; `hisparse serve` turns them into the dtype as it loads them")
-    if question.fp8_index_keys:
-        lines.append("FP8 index keys are the library's, DSA(fp8=True); `hisparse serve` keeps them in the dtype")
     return lines
+
+
+def about_index_keys(plan: Plan) -> str | None:
+    """What FP8 index keys would give, where keys in the dtype are what limits the requests."""
+    best, other = plan.best, plan.best_with_fp8_index_keys
+    if best is None or other is None:
+        return None
+    return (
+        f"index keys limit the requests to {best.requests_in_budget:,} a GPU: in FP8 (--hisparse-config "
+        f'\'{{"index_cache_dtype": "fp8"}}\', selections by rounded keys) there would be {other.requests_in_budget:,}'
+    )
 
 
 def serve_command(plan: Plan) -> str | None:
     """How to serve as recommended; None where `hisparse serve` cannot do it, or has no checkpoint to load."""
     question = plan.question
     is_named = question.model.name in NAMED_MODELS and not Path(question.model.name).exists()
-    if plan.best is None or question.machine.gpus > 1 or question.fp8_index_keys or is_named:
+    if plan.best is None or question.machine.gpus > 1 or is_named:
         return None
     arguments = {
         "--max-context": str(question.context),
@@ -151,6 +161,18 @@ def _recommended_cache(option: Option | None) -> dict[str, int] | None:
         return None
     question = option.question
     return _cache(footprint(question.family, question.context, option.requests_in_budget, option.device_buffer_size))
+
+
+def _with_fp8_index_keys(plan: Plan) -> dict[str, int] | None:
+    """See `about_index_keys`."""
+    other = plan.best_with_fp8_index_keys
+    if other is None:
+        return None
+    return {
+        "device_buffer_size": other.device_buffer_size,
+        "requests_per_gpu": other.requests_in_budget,
+        "requests": other.requests_in_budget * plan.question.machine.independent_caches,
+    }
 
 
 def _cache(size: Footprint | None) -> dict[str, int] | None:

@@ -53,7 +53,7 @@ def _changes(question: Question, one: Footprint) -> str:
     if one.host_bytes > machine.host_bytes_per_gpu:
         changes.append(f"--host-memory {at_least(one.host_bytes * machine.gpus)}")
     together = " with ".join(changes)
-    others = [*_more_gpus(question), *_shorter_context(question)]
+    others = [*_more_gpus(question), *_shorter_context(question), *_smaller_index_keys(question)]
     if weights > machine.usable_bytes:
         others.append("weights in a smaller format (--weight-memory)")
     return f"It would fit with {', or with '.join([f'at least {together}', *others])}"
@@ -73,6 +73,13 @@ def _shorter_context(question: Question) -> list[str]:
     """The longest context that fits, if only it is too long."""
     context = largest(lambda length: _fits(question, question.family, question.machine, length), question.context)
     return [f"--context {context}"] if context else []
+
+
+def _smaller_index_keys(question: Question) -> list[str]:
+    """FP8 index keys, if one request fits with them."""
+    other = question.with_fp8_index_keys()
+    fits = other is not None and _fits(other, other.family, other.machine, other.context)
+    return ['"index_cache_dtype": "fp8" in --hisparse-config'] if fits else []
 
 
 def _fits(question: Question, family: Family, machine: Machine, context: int) -> bool:
