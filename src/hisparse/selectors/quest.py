@@ -120,7 +120,8 @@ class Quest:
         grouped = query.float().reshape(batch, num_kv_heads, -1, head_dim)
         signed = torch.cat((grouped.clamp(min=0), grouped.clamp(max=0)), dim=-1)  # [b, kv, heads, 2 * head_dim]
         scores = _blockwise(signed, bounds.float().flatten(3))  # [b, kv, heads, width]
-        scores = (scores * head_dim**-0.5).masked_fill(absent[:, None, None], -torch.inf)
+        scale: float = head_dim**-0.5
+        scores = (scores * scale).masked_fill(absent[:, None, None], -torch.inf)
         return scores.reshape(batch, self.num_groups, -1, width)
 
     def _positions(self, pages: Tensor, lengths: Tensor) -> Tensor:
