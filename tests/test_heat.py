@@ -51,7 +51,7 @@ def cache_misses(trace: Trace, policy: str, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("policy", NEAR)
 def test_the_cache_misses_what_the_simulator_does(policy: str) -> None:
-    trace = open_trace(CUT).of_lines((14,))
+    trace = open_trace(CUT).of_lines((3, 14))
     name, points = NEAR[policy]
     inside = cache_misses(trace, policy, 320)[20:].mean() / trace.k
     simulated = simulate(make_stream(trace), name, 320).misses[20:].mean() / trace.k
