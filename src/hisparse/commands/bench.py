@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measurements, each with what it is compared to.", no_args_is_help=True)
 app.command()(bench_decode.decode)
+app.command()(bench_decode.attention)
+app.command()(bench_decode.indexer)
 app.command()(bench_serve.serve)
 
 TraceOption = Annotated[

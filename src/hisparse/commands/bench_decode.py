@@ -1,12 +1,16 @@
-"""`hisparse bench decode`: whole decode steps of a slice of a model, against full residency and no IO at all."""
+"""`hisparse bench decode`, `attention` and `indexer`: a decode step and its kernels, each against a bound."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from hisparse.commands.options import print_json
+from hisparse.commands.options import print_json, whole_numbers
 
+CommitOption = Annotated[
+    str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
+]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")]
 CHURNS = {"low": 0.13, "high": 0.27}  # about 6.3 and 13.2 % misses at B = 2 k
 
 
@@ -32,16 +36,13 @@ def decode(
     warm_steps: Annotated[int, typer.Option(help="Steps before them.")] = 12,
     fp8: Annotated[bool, typer.Option("--fp8", help="Records of 656 bytes.")] = False,
     seed: Annotated[int, typer.Option(help="Of selections and contents.")] = 0,
-    commit: Annotated[
-        str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")] = False,
+    commit: CommitOption = None,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Decode steps of a slice of a model: full residency, synchronous, prefetch, oracle; microseconds a layer."""
     from hisparse.bench.decode import bench, heading, line
     from hisparse.bench.decode_setup import DecodeSetup
     from hisparse.bench.resolve_setup import check_gpu
-    from hisparse.commands.options import whole_numbers
 
     setups = [
         DecodeSetup(
@@ -60,3 +61,41 @@ def decode(
         if not number:
             print(heading(result))
         print(line(result), flush=True)
+
+
+def attention(
+    batch: Annotated[list[str] | None, typer.Option(help="Batch sizes.", show_default="1,8,16,32,64")] = None,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 64,
+    k: Annotated[int, typer.Option("--k", help="Records that each request reads.")] = 2048,
+    commit: CommitOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Decode attention over latent records: this project's kernels beside FlashInfer's, if it is installed."""
+    from hisparse.bench.attention import bench, line
+
+    for result in bench(whole_numbers("--batch", batch) or (1, 8, 16, 32, 64), heads, k, commit):
+        if as_json:
+            print_json(result)
+        else:
+            print(line(result), flush=True)
+
+
+def indexer(
+    batch: Annotated[list[str] | None, typer.Option(help="Batch sizes.", show_default="1,16")] = None,
+    context: Annotated[
+        list[str] | None, typer.Option(help="Positions of each request.", show_default="32768,131072")
+    ] = None,
+    heads: Annotated[list[str] | None, typer.Option(help="Index heads.", show_default="32,64")] = None,
+    k: Annotated[int, typer.Option("--k", help="Positions that are selected.")] = 2048,
+    commit: CommitOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """The indexer's scores and top-k against reading its keys once."""
+    from hisparse.bench.indexer import bench, line
+
+    batches, contexts = whole_numbers("--batch", batch) or (1, 16), whole_numbers("--context", context)
+    for result in bench(batches, contexts or (32768, 131072), whole_numbers("--heads", heads) or (32, 64), k, commit):
+        if as_json:
+            print_json(result)
+        else:
+            print(line(result), flush=True)
