@@ -11,7 +11,7 @@ from hisparse.engine.family import Family
 from hisparse.engine.grouped import GroupedFamily
 from hisparse.engine.latent import LatentFamily
 from hisparse.engine.residency import CacheResidency
-from hisparse.engine.runner import Runner
+from hisparse.engine.runner import Runner, buckets_up_to
 from hisparse.engine.scheduler import Scheduler
 from hisparse.engine.sizes import layout_for, state_for
 from hisparse.host_memory import Progress
@@ -135,10 +135,12 @@ def build_engine(
         prefetch=config.prefetch,
         progress=progress,
     )
-    runner = Runner(family, cache)
+    records = config.cuda_graph and family.can_be_recorded
+    runner = Runner(family, cache, records=records)
+    buckets = buckets_up_to(num_running) if records else ()
     return Engine(
         runner,
-        Scheduler(CacheResidency(runner), config.prefill_chunk, config.step_tokens),
+        Scheduler(CacheResidency(runner), config.prefill_chunk, config.step_tokens, buckets),
         loaded.tokenizer,
         stop_token_ids=loaded.stop_token_ids,
         max_context=loaded.model.config.max_positions,
