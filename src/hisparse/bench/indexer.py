@@ -1,5 +1,6 @@
 """The lightning indexer's scores and top-k against the time that reading its keys once would take."""
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -71,10 +72,21 @@ def _measure(batch: int, context: int, num_heads: int, k: int, rate: float, *, f
         "us_scores": round(call_us(score), 1),
         "us_top_k": round(call_us(lambda _: top_k(scores, lengths, k)), 1),
         "us": round(both, 1),
+        **_flashinfer(scores, k),
         "us_torch_topk": round(call_us(lambda _: torch.topk(scores, min(k, context))), 1),
         "us_floor": round(floor, 1),
         "ratio_to_floor": round(both / floor, 2),
     }
+
+
+def _flashinfer(scores: torch.Tensor, k: int) -> dict[str, float]:
+    """What its top-k takes of the same scores, unsorted and without a tie rule, where it is installed."""
+    try:
+        module = importlib.import_module("flashinfer")
+        module.top_k(scores, k)
+    except (ImportError, AttributeError, RuntimeError, ValueError):
+        return {}
+    return {"us_flashinfer_top_k": round(call_us(lambda _: module.top_k(scores, k)), 1)}
 
 
 def line(result: dict[str, Any]) -> str:
