@@ -50,3 +50,20 @@ def test_a_short_tile_after_a_long_one_shows_nothing_old() -> None:
 
 def test_no_rows() -> None:
     assert sum(len(tile) for tile in new_workspace().read(fetch, torch.arange(0))) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 1024, 1025, 3000])
+def test_tiles_are_filled_while_others_are_read(count: int) -> None:
+    """Slow readers: a tile that is overwritten too early shows."""
+    host, rows = HOST.cuda(), torch.randperm(3000)[:count].cuda()
+    workspace = Workspace(small_layout(), torch.device("cuda"))
+    weights = torch.randn(4096, 4096, device="cuda")
+    for _ in range(3):
+        tiles = []
+        for tile in workspace.read(lambda chunk, out: out.copy_(host[chunk]), rows):
+            weights @ weights  # the reader comes late
+            tiles.append(tile.clone())
+        assert torch.equal(torch.cat(tiles), host[rows])
+    next(workspace.read(lambda chunk, out: out.copy_(host[chunk]), rows))  # left in the middle
+    assert torch.equal(next(workspace.read(lambda chunk, out: out.copy_(host[chunk]), rows)), host[rows[:1024]])
