@@ -49,7 +49,8 @@ class Workspace:
             with side.fork(number, keep=work[number]):
                 fetch(*work[number])
 
-        start(0)
+        if work:
+            start(0)
         try:
             for number, (_, tile) in enumerate(work):
                 if number + 1 < len(work):
