@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hisparse.config import SELECTORS, HiSparseConfig, read_config
-from hisparse.order import CPU_POLICIES, POLICIES
+from hisparse.order import POLICIES
 from hisparse.selectors import AGGREGATIONS
 
 
@@ -83,7 +83,7 @@ def test_a_ratio_without_bound() -> None:
 
 @pytest.mark.parametrize(
     ("key", "choices"),
-    [("selector", SELECTORS), ("policy", (*POLICIES, *CPU_POLICIES)), ("quest_aggregation", tuple(AGGREGATIONS))],
+    [("selector", SELECTORS), ("policy", tuple(POLICIES)), ("quest_aggregation", tuple(AGGREGATIONS))],
 )
 def test_choices(key: str, choices: tuple[str, ...]) -> None:
     for choice in choices:

@@ -19,7 +19,7 @@ from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
-from hisparse.order import CPU_POLICIES, POLICIES
+from hisparse.order import POLICIES
 from hisparse.resolve import as_bytes, check_positions, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.statistics import Statistics, count_up
@@ -73,14 +73,13 @@ class HierarchicalCache:
     ) -> None:
         self.layout = layout
         self.device = torch.empty(0, device=device).device  # 'cuda' becomes the 'cuda:0' that tensors name
-        policies = POLICIES if self.device.type == "cuda" else POLICIES | CPU_POLICIES
-        if policy not in policies:
-            raise ValueError(f"policy must be one of {', '.join(sorted(policies))} on this device, got {policy!r}")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
         self.selection_state = selection_state
         self.debug = debug
         if host_pool is not None:
             host_pool.check_free(layout)
-        options = BackendOptions(policies[policy], prefetch, io, progress, host_pool)
+        options = BackendOptions(POLICIES[policy], prefetch, io, progress, host_pool)
         self.io = io
         self.backend = new_backend(layout, options, self.device)
         self.host_pool = self.backend.host_pool

@@ -60,7 +60,7 @@ class HiSparseConfig:
     max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        from hisparse.order import CPU_POLICIES, POLICIES  # here, so that --help does not wait for torch
+        from hisparse.order import POLICIES  # here, so that --help does not wait for torch
         from hisparse.selectors.quest import AGGREGATIONS, QUEST_PAGE
 
         for name in ("max_running_requests", "prefill_chunk", "top_k", "device_buffer_size", "max_num_batched_tokens"):
@@ -78,7 +78,7 @@ class HiSparseConfig:
         _check_choice("selector", self.selector, SELECTORS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, CACHE_DTYPES)
         _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
-        _check_choice("policy", self.policy, POLICIES | CPU_POLICIES)
+        _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
         for name in ("quest_per_kv_head", "prefetch", "cuda_graph"):
             if not isinstance(getattr(self, name), bool):

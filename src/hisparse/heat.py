@@ -1,7 +1,8 @@
 """How warm every row is: what the two-rate rule (order.py) knows of records, in the device pool or not.
 
-The reference backend brings it up to date when a layer is resolved, from the stamps alone, and ranks slots by it. Rows
-keep their averages while they are nowhere; their host pages' next owner starts from nothing.
+It is brought up to date when a layer was resolved, from the stamps alone, and slots are ranked by it: here by the
+reference backend, on a GPU as part of making the order (cuda/rebuild_order.cu). Rows keep their averages while they are
+nowhere; their host pages' next owner starts from nothing.
 """
 
 from dataclasses import replace

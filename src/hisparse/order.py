@@ -130,8 +130,6 @@ POLICIES = {
         Policy("lru", _lru, by_recency=True),
         Policy("fifo", _fifo),
         Policy("random", _random),
+        Policy("two_rate", _without_heat, heated=True),
     )
 }
-
-# Those of the reference backend alone, for now.
-CPU_POLICIES = {"two_rate": Policy("two_rate", _without_heat, heated=True)}

@@ -18,4 +18,4 @@ def test_all_columns(fp8: bool) -> None:
     for result in (first, second):
         assert all(result[f"us_{column}"] > 0 for column in COLUMNS)
         assert 0 < result["miss_rate"] < 0.5
-    assert first["misses"] == second["misses"]
+    assert first["misses"] == pytest.approx(second["misses"], rel=0.02)  # ties have no order on a GPU

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hisparse.device_pool import DevicePool
 from hisparse.kernels import ops
-from hisparse.kernels.state import LaunchState, new_miss_plan
+from hisparse.kernels.state import new_launch_state, new_miss_plan
 from hisparse.layout import CacheLayout
 
 LAYOUT = CacheLayout(
@@ -20,9 +20,7 @@ def test_every_operation_can_be_traced() -> None:
     with FakeTensorMode():
         device = torch.device("meta")
         pool = DevicePool(LAYOUT, device)
-        state = LaunchState(
-            torch.zeros(2, 32, dtype=torch.int32, device=device), torch.zeros(2, 9, device=device).int()
-        )
+        state = new_launch_state(2, device)
         host = torch.empty(LAYOUT.num_rows, 32, dtype=torch.uint8, device=device)
         records = torch.empty(2, 32, dtype=torch.uint8, device=device)
         rows, lines = torch.zeros(2, 2, dtype=torch.int64, device=device)
@@ -59,7 +57,7 @@ def test_every_operation_can_be_traced() -> None:
 def test_what_would_write_out_of_bounds_is_refused(arguments: dict[str, Any], message: str) -> None:
     device = torch.device("meta")
     pool = DevicePool(LAYOUT, device)
-    state = LaunchState(torch.zeros(2, 32, dtype=torch.int32, device=device), torch.zeros(2, 9, device=device).int())
+    state = new_launch_state(2, device)
     given: dict[str, Any] = {
         "layer": 0,
         "host": (512, 32),

@@ -38,7 +38,7 @@ class IndexGroup:
         twins = self.twins
         tables = SlotTables(*(table[:1] for table in twins.pool.tables))  # the anchor's are the group's
         counters = Counters(*(counter[:1] for counter in twins.pool.counters))
-        state = LaunchState(twins.state.control[:1], twins.state.bins[:1])
+        state = LaunchState(twins.state.control[:1], twins.state.bins[:1], twins.state.heat)
         new_slots = ops.insert(tables, counters, state, self.rows, by_recency=True)
         with self.writer.fork("write-through"):
             for layer in range(LAYERS):

@@ -72,7 +72,8 @@ class BenchPool:
         self.selections = traced.expand(-1, setup.layers, -1, -1)  # [steps, layers, b, k]
         self.padding = torch.full(traced.shape[2:], -1, dtype=torch.int32, device=device)
         self.pool = DevicePool(setup.layout(batch, host.requests), device)
-        self.state = new_launch_state(setup.layers, device)
+        heated_rows = self.pool.tables.slot_of_row.shape[1] if POLICIES[setup.policy].heated else 0
+        self.state = new_launch_state(setup.layers, device, heated_rows=heated_rows)
         self.lines = torch.arange(batch, device=device)
         self.slots = torch.empty(setup.layers, *traced.shape[2:], dtype=torch.int32, device=device)
         self.page_tables = [host.page_table(batch, layer, setup.layers) for layer in range(setup.layers)]

@@ -40,6 +40,8 @@ class Setup:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.exact_misses and POLICIES[self.policy].heated:
+            raise ValueError(f"exact misses are counted from the tables alone, and {self.policy} ranks by more")
         last = self.trace.steps - MIN_COUNTED_STEPS
         if last < 0:
             raise ValueError(f"a trace must have at least {MIN_COUNTED_STEPS} steps to count, got {self.trace.steps}")

@@ -40,7 +40,8 @@ class KernelBackend:
         self.host_pool = options.host_pool or HostPool(layout, pinned=True, progress=options.progress)
         self.device_pool = DevicePool(layout, device)
         self._layout, self._options = layout, options
-        self._state = new_launch_state(len(layout.groups), device)
+        heated_rows = layout.num_rows if options.policy.heated else 0
+        self._state = new_launch_state(len(layout.groups), device, heated_rows=heated_rows)
         self._step_number = 0
         self._writer, self._fetcher, self._orderer = SideStream(device), SideStream(device), SideStream(device)
         self._reader = torch.cuda.Stream(device)
@@ -166,6 +167,8 @@ class KernelBackend:
     def release(self, rows: Tensor) -> None:
         """See `Backend`."""
         ops.release(self.device_pool.tables, self._state, rows)
+        if self.policy.heated:
+            self._state.heat[0].index_fill_(1, rows[rows >= 0], 0)
 
     def _after_resolve(self, group: int, shared: Sequence[int]) -> None:
         """Send off what goes on beside the caller's stream."""

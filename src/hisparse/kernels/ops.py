@@ -21,7 +21,14 @@ from hisparse.kernels.copies import launch_replay, launch_stage, launch_write_th
 from hisparse.kernels.registration import register
 from hisparse.kernels.resolve import check_size, empty_slots, launch_resolve
 from hisparse.kernels.state import LaunchState, MissPlan
-from hisparse.kernels.tables import MOST_ROWS, POLICY_NUMBERS, launch_insert, launch_rebuild_order, launch_release
+from hisparse.kernels.tables import (
+    HEATED,
+    MOST_ROWS,
+    POLICY_NUMBERS,
+    launch_insert,
+    launch_rebuild_order,
+    launch_release,
+)
 
 
 def resolve(
@@ -212,7 +219,7 @@ def rebuild_order(
         tables: of all layers.
         counters: of all layers; rebuilds go up.
         state: of the device pool.
-        policy: "lru", "fifo" or "random".
+        policy: "lru", "fifo", "random" or "two_rate"; that one brings the heat of the slots' rows up to date first.
         first_layer: where to begin.
         num_layers: how many; default: all that follow.
     """
@@ -222,8 +229,13 @@ def rebuild_order(
     count = most if num_layers is None else num_layers
     if first_layer < 0 or not 0 < count <= most:
         raise ValueError(f"there are layers 0 to {tables.stamp.shape[0] - 1}, got {count} from {first_layer} on")
+    if policy in HEATED and state.heat.shape[1:] != tables.slot_of_row.shape:
+        raise ValueError(
+            f"the policy {policy!r} needs a launch state with the heat of all rows, {list(tables.slot_of_row.shape)}, "
+            f"got {list(state.heat.shape[1:])}: new_launch_state(..., heated_rows=...)"
+        )
     torch.ops.hisparse.rebuild_order(
-        list(tables), list(counters), state.control, state.bins, first_layer, count, policy
+        list(tables), list(counters), state.control, state.bins, state.heat, first_layer, count, policy
     )
 
 
@@ -251,6 +263,7 @@ register(
 register("release(Tensor(a!)[] tables, Tensor(b!) control, Tensor rows)", launch_release)
 register(
     "rebuild_order(Tensor(a!)[] tables, Tensor(b!)[] counters, Tensor(c!) control, Tensor(d!) bins, "
+    "Tensor(e!) heat, "
     "int first_layer, int num_layers, str policy)",
     launch_rebuild_order,
 )

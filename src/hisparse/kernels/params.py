@@ -100,6 +100,8 @@ class RebuildOrderParams(ctypes.Structure):
         ("tables", TablesStruct),
         ("counters", CountersStruct),
         ("bins", c_void_p),
+        ("heat", c_void_p),
+        ("heat_step", c_void_p),
         ("first_layer", c_int32),
         ("policy", c_int32),
     ]

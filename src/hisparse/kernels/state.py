@@ -15,6 +15,7 @@ class LaunchState(NamedTuple):
 
     control: Tensor  # int32 [layers, 32]
     bins: Tensor  # int32 [layers, NUM_BINS], all zero between launches
+    heat: Tensor  # int32 [2, layers, rows]: each row's, and the step that it is of; no rows unless a policy needs it
 
     @property
     def step(self) -> Tensor:
@@ -27,13 +28,14 @@ class LaunchState(NamedTuple):
         return self.control[:, INSERTED_WORD]
 
 
-def new_launch_state(num_layers: int, device: torch.device) -> LaunchState:
-    """The state of a device pool in which nothing happened yet."""
+def new_launch_state(num_layers: int, device: torch.device, *, heated_rows: int = 0) -> LaunchState:
+    """The state of a device pool in which nothing happened yet; a policy that is `heated` needs all rows."""
 
     def zeros(*shape: int) -> Tensor:
-        return torch.zeros(num_layers, *shape, dtype=torch.int32, device=device)
+        return torch.zeros(shape, dtype=torch.int32, device=device)
 
-    return LaunchState(control=zeros(CONTROL_WORDS), bins=zeros(NUM_BINS))
+    control, bins = zeros(num_layers, CONTROL_WORDS), zeros(num_layers, NUM_BINS)
+    return LaunchState(control, bins, zeros(2, num_layers, heated_rows))
 
 
 class MissPlan(NamedTuple):

@@ -14,7 +14,8 @@ from hisparse.kernels.params import (
 )
 from hisparse.kernels.state import NUM_BINS
 
-POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2}  # `Policy` of rebuild_order.cu
+POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2, "two_rate": 3}  # `Policy` of rebuild_order.cu
+HEATED = ("two_rate",)  # policies that rank by heat
 SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
 MOST_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
 WARP = 32
@@ -65,6 +66,7 @@ def launch_rebuild_order(
     counters: list[Tensor],
     control: Tensor,
     bins: Tensor,
+    heat: Tensor,
     first_layer: int,
     num_layers: int,
     policy: str,
@@ -75,6 +77,8 @@ def launch_rebuild_order(
         tables=tables_struct(views, control),
         counters=counters_struct(Counters(*counters)),
         bins=bins.data_ptr(),
+        heat=heat[0].data_ptr(),
+        heat_step=heat[1].data_ptr(),
         first_layer=first_layer,
         policy=POLICY_NUMBERS[policy],
     )

@@ -5,6 +5,7 @@
 // slots there. Blocks never wait for each other: resolve, which does, may run beside them.
 //
 // Bins of an age are exact below 512 half steps and within 0.2 % above; slots of one bin are in no particular order.
+// The two-rate rule ranks by heat, which is brought up to date as slots are counted (heat.py, order.py).
 // Grid: [blocks over slots, layers].
 #include "common.cuh"
 
@@ -16,12 +17,21 @@ static_assert(kBins >= (32 - kMantissa) << kMantissa);
 
 constexpr int32 kPassesAllowed = 512;  // one in so many slots
 
-enum Policy { kLru, kFifo, kRandom };  // tables.py has the same
+enum Policy { kLru, kFifo, kRandom, kTwoRate };  // tables.py has the same
+
+// As in order.py.
+constexpr int32 kHot = 4095;
+constexpr int32 kFast = 2, kSlow = 6, kFiner = 6, kSlowBits = 12 + kFiner, kSlowMask = (1 << kSlowBits) - 1;
+constexpr int32 kFastWeight = 2;
+constexpr int32 kHeatInBin = 64;
+static_assert((kHot << kFiner) * kFastWeight + kSlowMask < kHeatInBin * kBins);
 
 struct Params {
   Tables tables;
   Counters counters;
   int32* bins;        // [layers, kBins], zero between rebuilds
+  int32* heat;        // [layers, rows], of each row; two_rate alone
+  int32* heat_step;   // [layers, rows], the step at whose end it was so
   int32 first_layer;  // the grid's first
   int32 policy;
 };
@@ -51,9 +61,37 @@ __device__ uint32 mix(uint32 slot, uint32 step) {
   return (mixed ^ (mixed >> 16)) * 0x45D9F3Bu;
 }
 
-// The lowest bin leaves first; kNowhere for a free slot.
-__device__ int32 bin_of(const Layer& layer, int32 policy, int32 slot) {
-  if (layer.row_of_slot[slot] < 0) return kNowhere;
+// Both averages one step on.
+__device__ int32 warm(int32 heat, int32 worth) {
+  const int32 fast = heat >> kSlowBits, slow = heat & kSlowMask;
+  return (fast + ((worth - fast) >> kFast)) << kSlowBits | (slow + (((worth << kFiner) - slow) >> kSlow));
+}
+
+// A slot's row after the step that is over: selected in it, come in it, or neither.
+__device__ void update_heat(const Layer& layer, int32 slot, int32* heat, int32* heat_step) {
+  const int32 row = layer.row_of_slot[slot], step = layer.control->step;
+  if (row < 0) return;
+  const int32 before = heat[row];
+  if (layer.entered[slot] == fetched(step)) {
+    const float away = max(step - heat_step[row], 0);
+    heat[row] = warm(static_cast<int32>((before & kSlowMask) * powf(1 - 1.0f / (1 << kSlow), away)), kHot);
+  } else {
+    heat[row] = warm(before, layer.stamp[slot] == hit(step) ? kHot : 0);
+  }
+  heat_step[row] = step;
+}
+
+// By what the averages add up to in the next step, if that does not select the slot.
+__device__ int32 bin_of_heat(int32 heat) {
+  const int32 cooler = warm(heat, 0);
+  return ((cooler >> kSlowBits << kFiner) * kFastWeight + (cooler & kSlowMask)) / kHeatInBin;
+}
+
+// The lowest bin leaves first; kNowhere for a free slot. `heat` is of the layer's rows.
+__device__ int32 bin_of(const Layer& layer, int32 policy, int32 slot, const int32* heat) {
+  const int32 row = layer.row_of_slot[slot];
+  if (row < 0) return kNowhere;
+  if (policy == kTwoRate) return bin_of_heat(heat[row]);
   const int32 step = layer.control->step;
   if (policy == kRandom) return mix(slot, step) >> 19;
   const int32 since = policy == kLru ? layer.stamp[slot] : layer.entered[slot];
@@ -126,10 +164,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) count_keys(const __gri
   const Layer layer = p.tables.layer(index);
   if (!is_due(layer, p.policy, p.tables.num_slots)) return;
   int32* bins = p.bins + static_cast<int64>(index) * kBins;
+  int32* heat = p.heat + index * p.tables.num_rows;
   const int64 rounded = (p.tables.num_slots + kWarp - 1) / kWarp * kWarp;
   for (int64 slot = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; slot < rounded;
-       slot += static_cast<int64>(gridDim.x) * blockDim.x)
-    add_to_bin(bins, slot < p.tables.num_slots ? bin_of(layer, p.policy, slot) : kNowhere);
+       slot += static_cast<int64>(gridDim.x) * blockDim.x) {
+    const bool is_slot = slot < p.tables.num_slots;
+    if (p.policy == kTwoRate && is_slot) update_heat(layer, slot, heat, p.heat_step + index * p.tables.num_rows);
+    add_to_bin(bins, is_slot ? bin_of(layer, p.policy, slot, heat) : kNowhere);
+  }
   if (!is_last_block(&layer.control->ticket)) return;
   const int32 listed = counts_to_places(bins);
   if (threadIdx.x != blockDim.x - 1) return;
@@ -146,10 +188,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) place_slots(const __gr
   const Layer layer = p.tables.layer(index);
   if (!layer.control->due) return;
   int32* bins = p.bins + static_cast<int64>(index) * kBins;
+  const int32* heat = p.heat + index * p.tables.num_rows;
   const int64 rounded = (p.tables.num_slots + kWarp - 1) / kWarp * kWarp;
   for (int64 slot = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; slot < rounded;
        slot += static_cast<int64>(gridDim.x) * blockDim.x) {
-    const int32 bin = slot < p.tables.num_slots ? bin_of(layer, p.policy, slot) : kNowhere;
+    const int32 bin = slot < p.tables.num_slots ? bin_of(layer, p.policy, slot, heat) : kNowhere;
     const int32 place = add_to_bin(bins, bin);
     if (bin != kNowhere) layer.order[place] = slot;
   }
