@@ -49,6 +49,7 @@ class Admission:
         if selection_state is not None:
             _check_shape(selection_state, layout)
         self.requests: list[CacheRequest] = []  # all that are not retired
+        self._members: set[CacheRequest] = set()  # likewise
         self.free_index = list(range(layout.max_requests - 1, -1, -1))  # a reservation is a line of the page table
         shape = (layout.max_requests, layout.max_pages)
         self.page_table = torch.full(shape, -1, dtype=torch.int32, device=device)
@@ -74,6 +75,7 @@ class Admission:
         request.staged = [shared] * self._layout.num_layers
         self._give_index(request)
         self.requests.append(request)
+        self._members.add(request)
         return request
 
     def can_admit(self, max_positions: int) -> bool:
@@ -111,6 +113,7 @@ class Admission:
         request.pages, request.saved_state = [], None
         request.state = State.RETIRED
         self.requests.remove(request)
+        self._members.remove(request)
 
     def rows(self, request: CacheRequest, start: int, end: int) -> Tensor:
         """Rows of an active request's positions `start` to `end` - 1, int64 [end - start]."""
@@ -124,7 +127,7 @@ class Admission:
 
     def check_member(self, request: CacheRequest, state: State | None = None) -> None:
         """Raise `ValueError` unless the request is in this cache, and in that state."""
-        if request not in self.requests:
+        if request not in self._members:
             raise ValueError(f"this request is not in the cache (it is {request.state.value})")
         if state is not None and request.state is not state:
             raise ValueError(f"this needs a request that is {state.value}, got one that is {request.state.value}")
@@ -137,7 +140,7 @@ class Admission:
             raise ValueError("a request can take part in a step only once")
         for request in requests:
             self.check_member(request, State.ACTIVE)
-            if len(set(request.staged)) != 1:
+            if request.staged.count(request.length) != self._layout.num_layers:
                 raise ValueError(f"a request's layers are staged unevenly, {request.staged}: finish its chunk first")
             if request.length >= request.capacity:
                 raise ValueError(f"a request has used all {request.capacity} positions that it was admitted with")

@@ -80,6 +80,33 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert Sampler().sample(torch.zeros(1, 9), [make_request()]) == [0]
 
 
+def awkward_rows() -> Tensor:
+    """Equals, damage at both ends, nothing but -inf, and a single finite one; a view with gaps between its rows."""
+    rows = torch.zeros(8, 40)
+    rows[1, [7, 3, 39]] = 5.0
+    rows[2, 0], rows[3, -1], rows[4, 20] = torch.nan, torch.nan, torch.inf
+    rows[5] = -torch.inf
+    rows[6] = -torch.inf
+    rows[6, 9] = -1e30
+    rows[7, 33:] = torch.finfo(torch.float32).max
+    return rows[:, :36]
+
+
+AWKWARD_TOKENS = [0, 3, None, 0, None, None, 9, 33]
+
+
+def test_greedy_of_awkward_rows() -> None:
+    requests = [make_request(request_id) for request_id in range(8)]
+    assert Sampler().sample(awkward_rows(), requests) == AWKWARD_TOKENS
+    assert Sampler().sample(awkward_rows().t().contiguous().t(), requests) == AWKWARD_TOKENS
+
+
+@pytest.mark.gpu
+def test_greedy_of_awkward_rows_on_a_gpu() -> None:
+    requests = [make_request(request_id) for request_id in range(8)]
+    assert Sampler().sample(awkward_rows().cuda(), requests) == AWKWARD_TOKENS
+
+
 def test_greedy_and_sampled_requests_share_a_batch() -> None:
     sampler = Sampler()
     requests = [make_request(0), make_request(1, temperature=1.0, top_k=2, seed=1)]
@@ -120,6 +147,18 @@ def test_a_seed_does_not_depend_on_the_batch() -> None:
         batch.insert(step % (len(batch) + 1), request)
         crowded.append(sampler.sample(LOGITS.repeat(len(batch), 1), batch)[batch.index(request)])
     assert crowded == alone
+
+
+def test_a_batch_of_all_kinds_draws_what_each_draws_alone() -> None:
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(1)) * 3
+    logits[4, 7] = torch.nan
+    kinds: list[dict[str, Any]] = [{"temperature": 1.0}, {}, {"temperature": 0.5, "top_k": 5, "top_p": 0.9}]
+    requests = [make_request(i, seed=i, **kinds[i % 3]) for i in range(9)]
+    together, alone = Sampler(), Sampler()
+    for _ in range(20):
+        tokens = together.sample(logits, requests)
+        assert tokens == [alone.sample(logits[i : i + 1], [requests[i]])[0] for i in range(9)]
+        assert tokens[4] is None
 
 
 def test_a_forgotten_stream_starts_again() -> None:

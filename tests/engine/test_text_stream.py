@@ -138,6 +138,30 @@ def test_streaming_equals_decoding_at_once(tokens: list[int]) -> None:
     assert stream_of(tokens).text == decode_bytes(tokens)
 
 
+@given(tokens_of_few, st.lists(st.booleans(), min_size=40, max_size=40))
+def test_the_text_does_not_depend_on_when_it_is_looked_at(tokens: list[int], looks: list[bool]) -> None:
+    often, seldom = TextStream(decode_bytes), TextStream(decode_bytes)
+    for token, look in zip(tokens, looks, strict=False):
+        often.add(token)
+        seldom.add(token)
+        text = often.text  # after every token
+        if look:
+            assert seldom.text == text
+    seldom.finish()
+    assert seldom.text == decode_bytes(tokens)
+
+
+def test_nothing_is_decoded_before_somebody_looks() -> None:
+    decoded: list[list[int]] = []
+    stream = TextStream(lambda tokens: decoded.append(tokens) or decode_bytes(tokens))  # type: ignore[func-returns-value]
+    for byte in b"abc":
+        stream.add(byte)
+    assert not decoded
+    assert stream.text == "abc"
+    stream.finish()
+    assert len(decoded) == 2
+
+
 @given(st.text(max_size=30))
 def test_streaming_text_byte_by_byte(text: str) -> None:
     assert stream_of(list(text.encode())).text == text

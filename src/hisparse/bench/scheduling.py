@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from hisparse.engine.sampler import Sampler
 PROMPT, OUTPUT = 1000, 500  # tokens of a request
 VOCABULARY = 32_000
 WARM_UP = 5
+LONGEST_S = 10.0  # of a part's repeats
 
 
 def measure(repeats: int, num_running: int = 256) -> Iterator[dict[str, object]]:
@@ -42,7 +44,7 @@ def measure(repeats: int, num_running: int = 256) -> Iterator[dict[str, object]]
         times = [_run_step(engine) for _ in range(WARM_UP + repeats)][WARM_UP:]
         yield {"case": f"schedule: {case}", "running": num_running, **_spread(times)}
     for part, call in _parts(engine).items():
-        times = [_timed(call) for _ in range(WARM_UP + repeats)][WARM_UP:]
+        times = _times(call, repeats)
         yield {"case": part, "running": num_running, **_spread(times)}
 
 
@@ -113,8 +115,11 @@ def _parts(engine: Engine) -> dict[str, Callable[[], object]]:
     return {
         "cache.step: check the requests": lambda: cache.admission.check_can_step(cache.requests),
         f"sample: greedy, of {VOCABULARY} tokens": lambda: sampler.sample(logits, requests),
-        "text: a token of each request": lambda: _add_text(requests),
+        "text: a token of each request, nobody looks": lambda: _add_text(requests),
+        "text: a token of each request, and all look": lambda: _show_text(requests),
         "one request's retraction": lambda: _retract(engine, requests[-1:]),
+        f"sample: at temperature 1, of {VOCABULARY} tokens": lambda: sampler.sample(logits, _warm(requests)),
+        f"sample: top_p 0.9, of {VOCABULARY} tokens": lambda: sampler.sample(logits, _warm(requests, top_p=0.9)),
     }
 
 
@@ -123,11 +128,35 @@ def _add_text(requests: Sequence[Request]) -> None:
         request.stream.add(65)
 
 
+def _show_text(requests: Sequence[Request]) -> None:
+    """As a stream to each client does."""
+    for request in requests:
+        request.stream.add(65)
+        assert request.stream.settled
+
+
+def _warm(requests: Sequence[Request], top_p: float = 1.0) -> Sequence[Request]:
+    """The same requests, sampled."""
+    params = SamplingParams(temperature=1.0, top_p=top_p, seed=1)
+    return [replace(request, params=params) for request in requests]
+
+
 def _retract(engine: Engine, requests: Sequence[Request]) -> None:
     """It comes back at once."""
     for request in requests:
         engine.retract(request)
     engine.scheduler.schedule()
+
+
+def _times(call: Callable[[], object], repeats: int) -> list[float]:
+    """Fewer where it is slow."""
+    for _ in range(WARM_UP):
+        call()
+    end = time.perf_counter() + LONGEST_S
+    times = [_timed(call)]
+    while len(times) < repeats and time.perf_counter() < end:
+        times.append(_timed(call))
+    return times
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -17,23 +17,26 @@ class Sampler:
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
         """A token for each row of `logits` ([b, vocab] float32); None for a row that cannot be sampled from.
 
-        Such a row holds NaN, positive infinity, or negative infinity alone.
+        Such a row holds NaN, positive infinity, or negative infinity alone. Waits for the device once, and once more if
+        not all requests are greedy.
         """
-        bad = logits.isnan().any(dim=-1) | (logits.amax(dim=-1).abs() == torch.inf)
-        return [
-            None if is_bad else self._sample_row(row, request)
-            for row, request, is_bad in zip(logits, requests, bad.tolist(), strict=True)
+        tokens = [token if token >= 0 else None for token in _likeliest(logits).tolist()]
+        sampled = [
+            line
+            for line, (token, request) in enumerate(zip(tokens, requests, strict=True))
+            if token is not None and request.params.temperature > 0
         ]
+        if sampled:
+            for line, row in zip(sampled, logits[sampled].cpu(), strict=True):
+                tokens[line] = self._draw(row, requests[line])
+        return tokens
 
     def forget(self, request: Request) -> None:
         """Drop the random stream of a request that ended."""
         self._streams.pop(request.id, None)
 
-    def _sample_row(self, logits: Tensor, request: Request) -> int:
-        params = request.params
-        if params.temperature == 0:
-            return int(logits.argmax())
-        probabilities = _restrict(logits, params).softmax(dim=-1)
+    def _draw(self, logits: Tensor, request: Request) -> int:
+        probabilities = _restrict(logits, request.params).softmax(dim=-1)
         return int(torch.multinomial(probabilities, 1, generator=self._stream(request)))
 
     def _stream(self, request: Request) -> torch.Generator:
@@ -47,10 +50,22 @@ class Sampler:
         return self._streams[request.id]
 
 
+def _likeliest(logits: Tensor) -> Tensor:
+    """The first of each row's largest, int64 [b]; -1 for a row whose largest is no finite number (NaN is largest)."""
+    if logits.device.type == "cpu":
+        tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a quarter of the time of torch's
+        largest = logits.gather(-1, tokens[:, None])[:, 0]
+    else:
+        largest, tokens = logits.max(dim=-1)
+    return tokens.masked_fill(~largest.isfinite(), -1)
+
+
 def _restrict(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Logits over temperature, -inf for every token that top-k and top-p leave out; on the CPU."""
-    logits = logits.cpu().double()
+    """Logits ([vocab], on the CPU) over temperature, -inf for every token that top-k and top-p leave out."""
+    logits = logits.double()
     scaled = (logits - logits.max()) / params.temperature  # the likeliest is 0, so that nothing overflows
+    if not params.top_k and params.top_p == 1:
+        return scaled
     ordered, tokens = scaled.sort(descending=True, stable=True)
     if params.top_k:
         ordered[params.top_k :] = -torch.inf
