@@ -76,6 +76,24 @@ class SlowEngine:
         return self._step()
 
 
+class HeldEngine:
+    """Makes an engine's steps wait until `release` is called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._step = engine.step
+        self._free = threading.Event()
+        self.in_step = threading.Event()
+        engine.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> Any:
+        self.in_step.set()
+        assert self._free.wait(PATIENCE_S)
+        return self._step()
+
+    def release(self) -> None:
+        self._free.set()
+
+
 class Served:
     """A server on a free port, in a thread of its own."""
 

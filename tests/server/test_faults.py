@@ -11,7 +11,16 @@ import torch
 
 from hisparse.checkpoint import Loaded
 from hisparse.engine.request import RequestState
-from tests.server.serving import PATIENCE_S, Served, SlowEngine, alone, assert_nothing_left, prompt_of, wait_until
+from tests.server.serving import (
+    PATIENCE_S,
+    HeldEngine,
+    Served,
+    SlowEngine,
+    alone,
+    assert_nothing_left,
+    prompt_of,
+    wait_until,
+)
 from tests.server.test_server import CHAT, COMPLETIONS, TEXT, chat, greedy, streamed_text
 
 
@@ -129,4 +138,25 @@ def test_shutting_down_tells_what_takes_too_long(loaded: Loaded) -> None:
         assert whole.result().status_code == 503
         assert "shut down" in whole.result().json()["error"]["message"]
         assert "shut down" in stream.result()[-1]["error"]["message"]
+    assert_nothing_left(served.loop)
+
+
+def test_shutting_down_tells_clients_in_the_middle_of_a_step(loaded: Loaded) -> None:
+    """The engine is in a step that does not end before everybody has left, and that is longer than the grace."""
+    served = Served(loaded, drain_s=0.1)
+    held = HeldEngine(served.loop.engine)
+    body = greedy(max_tokens=20)
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(served.stream, COMPLETIONS, body)
+        assert held.in_step.wait(PATIENCE_S)
+        whole = [threads.submit(served.post, COMPLETIONS, body) for _ in range(4)]  # not even taken on
+        wait_until(lambda: served.loop.num_unfinished == 5, "the requests")
+        served.begin_stop()
+        for answer in whole:
+            assert answer.result().status_code == 503
+            assert "shut down" in answer.result().json()["error"]["message"]
+        assert "shut down" in first.result()[-1]["error"]["message"]
+        assert served.thread.is_alive()  # it waits for the step
+        held.release()
+    served.stop()
     assert_nothing_left(served.loop)

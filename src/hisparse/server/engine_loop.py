@@ -103,11 +103,18 @@ class EngineLoop:
         return answers
 
     def begin_stop(self, timeout_s: float) -> None:
-        """Accept nothing new; let what runs or waits finish, and cancel what is left after `timeout_s`."""
+        """Accept nothing new; let what runs or waits finish, and cancel what is left after `timeout_s`.
+
+        Callers of what is left are told by their own asyncio loops at that moment, even if the engine is in a step.
+        """
         with self._lock:
             if self._refusal is None:
                 self._refusal = NotServingError("the server is shutting down and takes no new requests")
             self._inbox.put(partial(self._set_deadline, time.monotonic() + timeout_s))
+            left = {generation.answers: None for generation in self._unfinished}
+        for answers in left:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to tell
+                answers.loop.call_soon_threadsafe(answers.loop.call_later, timeout_s, answers.deliver, _too_late())
 
     async def stop(self, timeout_s: float) -> None:
         """Stop, and wait until the thread has ended. Never longer than `timeout_s` and one step."""
@@ -219,14 +226,11 @@ class EngineLoop:
         self._deadline = min(deadline, self._deadline or deadline)
 
     def _cut_off(self) -> None:
-        """The time to finish is over."""
-        error = NotServingError("the server shut down before this request was finished")
+        """The time to finish is over: free what is left. Its callers are told by `begin_stop`."""
         with self._lock:
             left = {generation.answers: None for generation in self._unfinished}
         for answers in left:
             self._drop(answers)
-            self._send(answers, error)
-        self._post()
 
     def _fail(self, error: Exception) -> None:
         failure = NotServingError(f"the engine failed ({type(error).__name__}: {error}): restart the server")
@@ -251,6 +255,10 @@ class EngineLoop:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(_deliver, letters)
         self._mail = defaultdict(list)
+
+
+def _too_late() -> NotServingError:
+    return NotServingError("the server shut down before this request was finished")
 
 
 def _deliver(letters: Sequence[Letter]) -> None:
