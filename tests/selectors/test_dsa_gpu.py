@@ -113,6 +113,32 @@ def test_top_k_is_a_stable_sort(kind: str, k: int) -> None:
         assert value == (line[order].min() if length > k else -math.inf)
 
 
+@pytest.mark.parametrize("value", [0.0, -1.5, math.nan])
+def test_ties_of_a_long_history(value: float) -> None:
+    """More neighbours of one score than a block writes out at a time, and all that is written lies in the result."""
+    k, width, lengths = 512, 131_072, [131_072, 65_537, 32_769, 32_768]
+    scores = torch.full((4, width), value, device="cuda")
+    memory = torch.full((4, width), -7, dtype=torch.int32, device="cuda")
+    positions, kth = memory[2, : 4 * k].view(4, k), torch.empty(4, device="cuda")
+    torch.ops.hisparse.top_k(scores, torch.tensor(lengths, device="cuda"), positions, kth, None)
+    assert positions.tolist() == [list(range(k))] * 4
+    assert torch.equal(kth.nan_to_num(7), torch.full_like(kth, value).nan_to_num(7))
+    positions.fill_(-7)
+    assert (memory == -7).all()
+
+
+@pytest.mark.parametrize("damaged", ["key", "query"])
+def test_a_damaged_key_or_query_is_an_error(damaged: str) -> None:
+    histories = Histories(32, 128, fp8=False, lengths=[900, 1000])
+    if damaged == "key":
+        histories.state[histories.table[1, 3], 5] = math.nan
+    else:
+        histories.query[1, 7, 3] = math.nan
+    histories.selector.select(histories.state, histories.table, histories.lengths, histories.query, histories.weights)
+    with pytest.raises(ModelOutputError, match="NaN or infinite"):
+        histories.selector.check_finite()
+
+
 def test_is_captured_and_replayed_with_other_lengths() -> None:
     histories = Histories(32, 128, fp8=False)
 

@@ -43,6 +43,13 @@ __device__ void multiply(float (&sum)[4], const uint32 (&a)[4], uint32 b0, uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// NaN stays NaN, which fmaxf would make 0: a damaged key must not pass for a bad one.
+__device__ float relu(float x) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // Two e4m3 numbers, one in each upper byte of a half, as two bf16: the exponent is placed and its bias set right.
 __device__ uint32 widen(uint32 spread) {
   const uint32 placed = (spread & 0x7F007F00u) >> 4 | (spread & 0x80008000u), two_to_120 = 0x7B807B80u;
@@ -122,8 +129,8 @@ __device__ void score_rows(const Params& p, const byte* page_keys, int32 first, 
       multiply(sum, keys.step[2 * i + 1], q.c, q.d);
     }
     const float w0 = weights[head + quarter * 2], w1 = weights[head + quarter * 2 + 1];
-    score[0] += w0 * fmaxf(sum[0], 0) + w1 * fmaxf(sum[1], 0);
-    score[1] += w0 * fmaxf(sum[2], 0) + w1 * fmaxf(sum[3], 0);
+    score[0] += w0 * relu(sum[0]) + w1 * relu(sum[1]);
+    score[1] += w0 * relu(sum[2]) + w1 * relu(sum[3]);
   }
 #pragma unroll
   for (int32 i = 0; i < 2; i++) {

@@ -34,7 +34,7 @@ static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this s
 
 struct Shared {
   int32 bins[kBins];
-  int32 warps[kThreads / kWarp];
+  uint32 warps[kThreads / kWarp];
   uint32 digit;     // chosen last
   int32 remaining;  // of the k, those that share all digits chosen
   bool is_last;     // block of the request
@@ -74,18 +74,18 @@ __device__ void clear_bins(Shared& shared) {
 }
 
 // The sum of `value` over the block's threads before this one; `total` over all.
-__device__ int32 sum_before(int32 value, Shared& shared, int32* total) {
+__device__ uint32 sum_before(uint32 value, Shared& shared, uint32* total) {
   const int32 lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int32 sum = value;
+  uint32 sum = value;
 #pragma unroll
   for (int32 distance = 1; distance < kWarp; distance *= 2) {
-    const int32 other = __shfl_up_sync(~0u, sum, distance);
+    const uint32 other = __shfl_up_sync(~0u, sum, distance);
     if (lane >= distance) sum += other;
   }
   __syncthreads();  // the values of the call before are read
   if (lane == kWarp - 1) shared.warps[warp] = sum;
   __syncthreads();
-  int32 before = sum - value, all = 0;
+  uint32 before = sum - value, all = 0;
 #pragma unroll
   for (int32 i = 0; i < kThreads / kWarp; i++) {
     if (i < warp) before += shared.warps[i];
@@ -105,7 +105,7 @@ __device__ void choose_digit(const int32* bins, int32 num_bins, int32 wanted, Sh
     count[i] = highest - i >= 0 ? bins[highest - i] : 0;
     sum += count[i];
   }
-  int32 total;
+  uint32 total;
   int32 before = sum_before(sum, shared, &total);
 #pragma unroll
   for (int32 i = 0; i < kEach; i++) {
@@ -211,8 +211,8 @@ __device__ void write_positions(const Request& r, int32 room, int32* out, Shared
   for (int32 first = 0; first < words; first += kThreads) {
     const int32 word = first + threadIdx.x;
     const uint32 marked = word < words ? r.marked[word] : 0, tied = word < words ? r.ties[word] : 0;
-    int32 total;
-    const int32 before = sum_before(__popc(marked) | __popc(tied) << 16, shared, &total);
+    uint32 total;  // unsigned: 2 ** 31 where all of a go are ties
+    const uint32 before = sum_before(__popc(marked) | __popc(tied) << 16, shared, &total);
     int32 ties = seen + (before >> 16), at = written + (before & 0xFFFF) + min(ties, room);
     for (uint32 left = marked | tied; left; left &= left - 1) {
       const int32 bit = __ffs(left) - 1;
