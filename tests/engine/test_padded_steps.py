@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from hisparse.checkpoint import load
 from hisparse.checkpoint.tiny import write_tiny
 from hisparse.checkpoint.tiny_mla import write_tiny_mla
 from hisparse.config import HiSparseConfig
 from hisparse.engine import build_engine
-from hisparse.engine.batch import PrefillChunk
+from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.engine.family import state_of
 from hisparse.engine.runner import buckets_up_to
+from hisparse.step import Step
 from tests.engine.engines import VerifiedRun, prompt_of
 
 CONFIG = HiSparseConfig(top_k=32, device_buffer_size=64)
@@ -53,6 +55,31 @@ def test_padded_decodes_equal_padded_resident_ones(kind: str, tmp_path: Path) ->
     run.finish()
     assert {batch.num_lines for batch in run.record.decodes} == {2, 4}
     assert any(batch.padding for batch in run.record.decodes)
+
+
+def test_an_observed_step_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an observer does with a selection, such as copying it to the host, cannot be captured."""
+
+    class Ear:
+        heard = 0
+
+        def selected(self, layer: int, selection: Tensor, step: Step) -> None:
+            self.heard += 1
+
+    engine = build_engine(load(write_tiny(tmp_path)), CONFIG, [200])
+    runner = engine.runner
+    recorded: list[int] = []
+    runner._records = True
+    monkeypatch.setattr(runner, "_record", recorded.append)
+    runner.cache.observer = ear = Ear()
+    runner.admit(0, 200)
+    runner.prefill(PrefillChunk(0, (1, 2, 3), 0, 200, is_last=True))
+    runner.decode(DecodeBatch((0,), (5,), (3,)))
+    assert ear.heard
+    assert not recorded
+    runner.cache.observer = None
+    runner.decode(DecodeBatch((0,), (5,), (4,)))
+    assert recorded == [1]
 
 
 def test_buckets() -> None:

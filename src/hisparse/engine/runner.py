@@ -90,14 +90,15 @@ class Runner:
         """Logits of all lines. A size's first step is run as it is, which compiles and loads all it needs."""
         size = len(tokens)
         recorded = self._recorded.get(size)
-        if recorded is not None and self.cache.observer is None:  # an observer sees what is run, not what is replayed
+        observed = self.cache.observer is not None  # an observer sees what is run, not what is recorded or replayed
+        if recorded is not None and not observed:
             with self.cache.step(requests, recorded=recorded.step):
                 recorded.tokens.copy_(tokens)
                 recorded.graph.replay()
             return recorded.logits.clone()
         with self.cache.step(requests, batch_size=size) as step:
             hidden = self.family.forward_step(self.cache, step, tokens.to(self.model.device))
-        if self._records and recorded is None:
+        if self._records and recorded is None and not observed:
             self._recorded[size] = self._record(size)
         return self.model.logits(hidden)
 
