@@ -189,6 +189,43 @@ def test_retract_and_resume(tiny: Tiny) -> None:
     assert {len(request.output) for request in requests} == {12}
 
 
+@pytest.mark.parametrize("per_kv_head", [False, True], ids=["one a layer", "one a KV head"])
+def test_retracted_while_its_prompt_is_read(per_kv_head: bool, tiny: Tiny) -> None:
+    """After each of its chunks; requests that matter more take its place and its slots meanwhile."""
+    small_steps = {"max_running_requests": 1, "prefill_chunk": 50, "max_num_batched_tokens": 51}
+    config = config_of(host_to_device_ratio=14.0, quest_per_kv_head=per_kv_head, **small_steps)
+    run = VerifiedRun(tiny.loaded, config, [330, 300, 300, 300])
+    long = run.submit(310, max_tokens=15, priority=1)
+    for count in range(1, 7):
+        run.step_until(lambda count=count: long.num_prefilled == 50 * count)  # type: ignore[misc]
+        urgent = run.submit(270 + count, max_tokens=4)
+        run.step()
+        assert (long.state, urgent.state) == (RequestState.RETRACTED, RequestState.PREFILLING)
+        run.engine.runner.cache.check_integrity()
+        run.step_until(lambda urgent=urgent: urgent.state is RequestState.FINISHED)  # type: ignore[misc]
+    run.finish()
+    assert run.engine.scheduler.num_retractions == 6
+    assert long.output == output_alone(tiny, config, 310, max_tokens=15)
+
+
+def output_alone(tiny: Tiny, config: HiSparseConfig, length: int, max_tokens: int) -> list[int]:
+    run = VerifiedRun(tiny.loaded, config, [length + max_tokens])
+    request = run.submit(length, max_tokens)
+    run.finish()
+    return request.output
+
+
+def test_cancelled_while_retracted_from_its_prompt(tiny: Tiny) -> None:
+    run = VerifiedRun(tiny.loaded, config_of(prefill_chunk=50), LENGTHS_TOTAL)
+    leaving, staying = run.submit(300), run.submit(180)
+    run.step_until(lambda: leaving.num_prefilled > 0)
+    assert leaving.state is RequestState.PREFILLING
+    run.engine.retract(leaving)
+    run.engine.cancel(leaving)
+    run.finish(fetched=False)
+    assert len(staying.output) == 12
+
+
 def test_retracted_requests_come_back_to_taken_slots(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one is away, the others fill the shared pool: nothing of it is on the device when it resumes."""
     run = VerifiedRun(tiny.loaded, config_of(), [330, 290])

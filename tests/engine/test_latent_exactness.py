@@ -37,13 +37,15 @@ def run_and_compare(loaded: Loaded, config: HiSparseConfig, *, retract: bool = F
     run = VerifiedRun(loaded, config, [length + 40 for length in LENGTHS])
     for length in LENGTHS:
         run.submit(length, max_tokens=30)
-    turns = 0
+    turns = from_prompts = 0
     while retract and not run.engine.scheduler.is_idle:
-        run.step(5)
+        run.step(2)
+        if running := run.engine.scheduler.running:
+            request = running[turns % len(running)]
+            from_prompts += 0 < request.num_prefilled < len(request.prompt)
+            run.engine.retract(request)
         turns += 1
-        running = [request for request in run.engine.scheduler.running if request.output]
-        if running and turns % 2:
-            run.engine.retract(running[0])
+    assert bool(from_prompts) == retract
     run.finish()
     return run
 

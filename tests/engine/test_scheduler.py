@@ -239,15 +239,45 @@ def test_a_higher_priority_retracts_the_youngest_of_the_lowest() -> None:
     assert scheduler.num_retractions == 4  # what is left is of the same priority
 
 
-def test_a_prompt_that_is_being_read_is_not_retracted() -> None:
+def test_a_prompt_that_is_being_read_is_retracted_and_goes_on_where_it_was() -> None:
     scheduler, room = make_scheduler(budget=13, reservations=1)
-    queue(scheduler, 0, 30, priority=1)
+    low = queue(scheduler, 0, 30, priority=1)
     run_step(scheduler)
-    queue(scheduler, 1)
-    steps(scheduler, 2)
-    assert set(room.active) == {0}
+    high = queue(scheduler, 1)
     run_step(scheduler)
     assert (set(room.active), set(room.away)) == ({1}, {0})
+    assert (low.state, low.num_prefilled, high.state) == (RequestState.RETRACTED, 10, RequestState.DECODING)
+    scheduler.remove(high)
+    assert [(chunk.start, chunk.is_last) for chunk in chunks_of(steps(scheduler, 2), 0)] == [(10, False), (20, True)]
+    assert (low.state, room.ids("resume")) == (RequestState.DECODING, [0])
+
+
+def test_a_prompt_of_which_nothing_is_read_yet_is_retracted_too() -> None:
+    scheduler, room = make_scheduler(budget=13, reservations=2)
+    first, second = (queue(scheduler, request_id, 30, priority=1) for request_id in range(2))
+    run_step(scheduler)
+    assert (first.num_prefilled, second.num_prefilled) == (10, 0)
+    urgent = [queue(scheduler, request_id, 5) for request_id in (2, 3)]
+    run_step(scheduler)
+    assert room.ids("retract") == [1, 0]
+    for request in urgent:
+        scheduler.remove(request)
+    assert [chunk.start for chunk in chunks_of(steps(scheduler, 5), 1)] == [0, 10, 20]
+
+
+def test_those_that_read_and_those_that_decode_are_victims_by_the_same_order() -> None:
+    scheduler, room = make_scheduler(budget=14, reservations=4)
+    queue(scheduler, 0, 5, priority=2)
+    queue(scheduler, 1, 5, priority=3)
+    steps(scheduler, 2)
+    queue(scheduler, 2, 50, priority=3)
+    queue(scheduler, 3, 50, priority=2)
+    run_step(scheduler)
+    assert [request.state is RequestState.DECODING for request in scheduler.running] == [True, True, False, False]
+    for request_id in range(4, 8):
+        queue(scheduler, request_id, 5)
+    run_step(scheduler)
+    assert room.ids("retract") == [2, 1, 3, 0]
 
 
 def test_nobody_is_retracted_for_host_pages_since_that_frees_none() -> None:
@@ -307,12 +337,12 @@ def decoding_after_a_step(scheduler: Scheduler) -> list[Request]:
     return [request for request in scheduler.running if request.state is RequestState.DECODING]
 
 
-@pytest.mark.parametrize("state", [state for state in RequestState if state is not RequestState.DECODING])
-def test_only_a_decoding_request_can_be_retracted(state: RequestState) -> None:
+@pytest.mark.parametrize("state", [RequestState.WAITING, RequestState.RETRACTED, RequestState.FINISHED])
+def test_only_a_running_request_can_be_retracted(state: RequestState) -> None:
     scheduler, room = make_scheduler()
     request = decoding(scheduler, 1)[0]
     request.state = state
-    with pytest.raises(ValueError, match=f"only a decoding request can be retracted, this one is {state.value}"):
+    with pytest.raises(ValueError, match=f"only a running request can be retracted, this one is {state.value}"):
         scheduler.retract(request)
     assert set(room.active) == {0}
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hisparse.engine import Request, RequestState
 from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
-from hisparse.engine.scheduler import Scheduler
+from hisparse.engine.scheduler import RUNNING, Scheduler
 from tests.engine.rooms import CHUNK, Room, make_request, pages_of, run_step
 
 ROOMS = st.builds(
@@ -36,6 +36,7 @@ class Run:
     slack: int  # of the budget, above what a decode of all and one chunk take
     requests: list[Request] = field(default_factory=list)  # in the order of their arrival
     cancelled: set[int] = field(default_factory=set)
+    had_to_read: dict[int, bool] = field(default_factory=dict)  # before the last step
 
     def __post_init__(self) -> None:
         self.budget = self.room.reservations + CHUNK + self.slack
@@ -53,17 +54,18 @@ class Run:
             self.scheduler.remove(left[pick % len(left)])
 
     def retract(self, pick: int) -> None:
-        decoding = [request for request in self.scheduler.running if request.state is RequestState.DECODING]
-        if decoding:
-            self.scheduler.retract(decoding[pick % len(decoding)])
+        running = self.scheduler.running
+        if running:
+            self.scheduler.retract(running[pick % len(running)])
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             before = {request.id: request.state for request in self.requests}
+            self.had_to_read = {one.id: one.num_prefilled < len(one.prompt) for one in self.requests}
             since = len(self.room.calls)
             batches = run_step(self.scheduler)
             self.check_calls(before, self.room.calls[since:])
-            self.check_batches(before, batches)
+            self.check_batches(batches)
             self.check_nobody_waits_for_nothing()
             for request in list(self.scheduler.running):
                 if len(request.output) == request.params.max_tokens:
@@ -75,7 +77,7 @@ class Run:
         for call, request_id in calls:
             request = self.requests[request_id]
             if call == "retract":
-                assert states[request_id] is RequestState.DECODING
+                assert states[request_id] in RUNNING
                 victims.append(request)
                 states[request_id] = RequestState.RETRACTED
                 continue
@@ -83,7 +85,7 @@ class Run:
             assert all(victim.priority > request.priority for victim in victims)  # so it ends
             assert self.helped(request, victims, states)
             victims = []
-            states[request_id] = RequestState.PREFILLING if call == "admit" else RequestState.DECODING
+            states[request_id] = RequestState.PREFILLING
         assert not victims  # each retraction let somebody in
 
     def check_turn(self, request: Request, states: dict[int, RequestState], victims: list[Request]) -> None:
@@ -99,11 +101,11 @@ class Run:
                 assert rank(request) < rank(other)
 
     def helped(self, request: Request, victims: list[Request], states: dict[int, RequestState]) -> bool:
-        """The last victim was needed, and each was the youngest of the lowest priority that decoded."""
-        decoding = [other for other in self.requests if states[other.id] is RequestState.DECODING]
+        """The last victim was needed, and each was the youngest of the lowest priority that ran."""
+        running = [other for other in self.requests if states[other.id] in RUNNING]
         ranks = [rank(victim) for victim in victims]
         return ranks == sorted(ranks, reverse=True) and all(
-            rank(other) < ranks[-1] for other in decoding if victims and other.priority > request.priority
+            rank(other) < ranks[-1] for other in running if victims and other.priority > request.priority
         )
 
     def check_nobody_waits_for_nothing(self) -> None:
@@ -112,7 +114,7 @@ class Run:
         if waiting and not any(request.priority <= waiting[0].priority for request in retracted):
             assert not self.room.fits(waiting[0])
 
-    def check_batches(self, before: dict[int, RequestState], batches: list[Batch]) -> None:
+    def check_batches(self, batches: list[Batch]) -> None:
         """Every decode takes part, some prompt goes on, and the budget holds."""
         assert sum(len(batch.tokens) for batch in batches) <= self.budget
         decodes = [batch for batch in batches if isinstance(batch, DecodeBatch)]
@@ -123,7 +125,7 @@ class Run:
         active = set(self.room.active)
         assert decoded.isdisjoint(read)
         assert {i for i in active if self.requests[i].state is RequestState.DECODING} <= decoded | read
-        assert bool(read) == any(before[i] in (RequestState.WAITING, RequestState.PREFILLING) for i in active)
+        assert bool(read) == any(self.had_to_read[i] for i in active)
         assert all(chunk.start % CHUNK == 0 and len(chunk.tokens) <= CHUNK for chunk in chunks)
         assert active == {request.id for request in self.scheduler.running}
 

@@ -7,7 +7,7 @@ import asyncio
 import random
 
 from hisparse.checkpoint import Loaded
-from hisparse.engine import RequestState, SamplingParams
+from hisparse.engine import SamplingParams
 from hisparse.engine.batch import Batch
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.generation import Job
@@ -59,6 +59,7 @@ class Churn:
 
     def __init__(self, loop: EngineLoop, choose: random.Random) -> None:
         self.num_retracted = 0  # here, and not by the scheduler
+        self.num_from_prompts = 0  # of those: in the middle of their prompts
         self.num_mixed = 0  # steps of a decode and a chunk
         self._loop, self._choose = loop, choose
         self._schedule = loop.engine.scheduler.schedule
@@ -71,9 +72,10 @@ class Churn:
 
     def _retract(self) -> None:
         engine = self._loop.engine
-        decoding = [request for request in engine.scheduler.running if request.state is RequestState.DECODING]
-        if decoding:
-            engine.retract(self._choose.choice(decoding))
+        if engine.scheduler.running:
+            request = self._choose.choice(engine.scheduler.running)
+            self.num_from_prompts += 0 < request.num_prefilled < len(request.prompt)
+            engine.retract(request)
             self.num_retracted += 1
 
     def _count(self) -> list[Batch]:
@@ -105,5 +107,6 @@ def test_texts_of_a_churning_server_are_those_of_each_request_alone(loop: Engine
     assert_nothing_left(loop)
     assert churn.num_retracted > 0
     assert loop.engine.scheduler.num_retractions > churn.num_retracted  # for those that matter more
+    assert churn.num_from_prompts > 0
     assert churn.num_mixed > 0
     assert texts == texts_alone(loaded, jobs)

@@ -106,7 +106,7 @@ class Engine:
                 on_step(stepped)
 
     def retract(self, request: Request) -> None:
-        """Take a decoding request off the device; it goes on, unchanged, when there is room."""
+        """Take a running request off the device; it goes on, unchanged, when there is room."""
         self.scheduler.retract(request)
 
     def cancel(self, request: Request) -> None:

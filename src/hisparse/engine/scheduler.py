@@ -17,6 +17,8 @@ from hisparse.engine.request import Request, RequestState
 from hisparse.engine.residency import Residency
 from hisparse.errors import HiSparseError
 
+RUNNING = (RequestState.PREFILLING, RequestState.DECODING)
+
 
 class Scheduler:
     """Owns the queues of requests.
@@ -66,9 +68,12 @@ class Scheduler:
         return batches + self._chunks(prefilling, self._budget - len(decoding))
 
     def retract(self, request: Request) -> None:
-        """Take a decoding request off the device; it resumes before others of its priority are admitted."""
-        if request.state is not RequestState.DECODING:
-            raise ValueError(f"only a decoding request can be retracted, this one is {request.state.value}")
+        """Take a running request off the device; it resumes before others of its priority are admitted.
+
+        What is read of its prompt stays read.
+        """
+        if request.state not in RUNNING:
+            raise ValueError(f"only a running request can be retracted, this one is {request.state.value}")
         self._residency.retract(request)
         self.running.remove(request)
         insort(self.retracted, request, key=_rank)
@@ -114,11 +119,7 @@ class Scheduler:
         """Whom to retract so that the request fits: the youngest of the lowest priority. None: it does not help."""
         if self._residency.fits(request):
             return ()
-        lower = [
-            other
-            for other in self.running
-            if other.priority > request.priority and other.state is RequestState.DECODING
-        ]
+        lower = [other for other in self.running if other.priority > request.priority]
         if not lower or not self._residency.fits(request, lower):
             return None
         lower.sort(key=_rank, reverse=True)
@@ -137,7 +138,8 @@ class Scheduler:
         else:
             self.retracted.remove(request)
             self._residency.resume(request)
-            request.state = RequestState.DECODING
+            has_read = request.num_prefilled == len(request.prompt)
+            request.state = RequestState.DECODING if has_read else RequestState.PREFILLING
         self.running.append(request)
 
     def _nothing_can_run(self) -> HiSparseError:
