@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Extra arguments for installing torch alone, for instance the index of a CPU or CUDA build (see README).
 TORCH_ARGS ?=
 
-.PHONY: demo test test-gpu sanitize lint setup
+.PHONY: demo test test-gpu test-load sanitize lint setup
 
 demo: setup
 	$(BIN)/hisparse demo
@@ -16,6 +16,11 @@ test: setup
 # On a machine with a GPU: a test that would skip for want of one fails instead.
 test-gpu: setup
 	HISPARSE_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu
+
+# The long form of tests/server/test_load.py, which `make test` runs for a few seconds: ten minutes unless told otherwise.
+LOAD_SECONDS ?= 600
+test-load: setup
+	HISPARSE_LOAD_SECONDS=$(LOAD_SECONDS) $(BIN)/python -m pytest -s tests/server/test_load.py
 
 # The small cases of the kernels' tests under compute-sanitizer, which comes with the CUDA toolkit.
 SMALL := test_random_schedules and lru or several_requests or strided or plan or without_a_page or refilled or bounded
