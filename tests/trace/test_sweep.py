@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hisparse.trace.hint import hint_of_line_before
+from hisparse.trace.hint import simulate_lru_with_hints
 from hisparse.trace.report import KEYS, make_report, read_report
+from hisparse.trace.simulator import simulate
 from hisparse.trace.stream import make_stream
 from hisparse.trace.sweep import Sweep, find_policy, run_sweep
 from hisparse.trace.trace import Trace
@@ -41,6 +42,14 @@ def test_the_report_names_its_figures() -> None:
     assert [hint["size"] for hint in report["hints"]] == [12, 24]
 
 
+def test_hints_are_judged_under_lru_whatever_is_simulated() -> None:
+    with_lru, without = Sweep(("fifo", "lru"), (12, 24)), Sweep(("fifo",), (12, 24))
+    outcomes, hints = run_sweep(drifting(), without, workers=1)
+    assert [outcome.policy for outcome in outcomes] == ["fifo", "fifo"]
+    assert hints == run_sweep(drifting(), with_lru, workers=1)[1]
+    assert run_sweep(drifting(lines=1), with_lru, workers=1)[1] == []
+
+
 def test_a_report_is_read_again(tmp_path: Path) -> None:
     report = make_report(drifting(steps=12), Sweep(("lru",), (12,)), workers=1)
     path = tmp_path / "report.json"
@@ -60,12 +69,15 @@ def test_a_hint_is_judged_by_what_is_missed() -> None:
     selection = np.stack([np.sort(rng.permutation(100)[:6]) for _ in range(20)])
     both = np.stack([selection, selection, selection + 100], axis=1).astype(np.int32)
     trace = Trace("pairs", both, np.full(20, -1, np.int32), (0, 1, 2))
-    hint = hint_of_line_before(make_stream(trace), 6)
+    stream = make_stream(trace)
+    outcome, hint = simulate_lru_with_hints(stream, 6)
+    assert hint.misses == outcome.misses[:, 1:].sum()
+    assert np.array_equal(outcome.misses, simulate(stream, "lru", 6).misses)
     assert hint.useful * 2 == hint.misses
     assert hint.recall == 0.5
     assert hint.precision == pytest.approx(hint.useful / hint.hinted)
     assert hint.traffic == pytest.approx((hint.misses + hint.hinted - hint.useful) / hint.misses)
-    assert hint_of_line_before(make_stream(trace), 6, skip=19).misses <= 12
+    assert simulate_lru_with_hints(stream, 6, skip=19)[1].misses <= 12
 
 
 def test_names_of_policies() -> None:

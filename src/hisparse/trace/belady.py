@@ -13,7 +13,7 @@ class Belady(SimulatedPolicy):
     def __init__(self, pool: SimulatedPool, stream: Stream) -> None:
         super().__init__(pool, stream)
         self._selected, self._newest = stream.next_uses
-        self._next_of_row = np.full(pool.num_lines * pool.num_rows, NEVER, np.int64)
+        self._next_of_row = np.full(pool.num_lines * pool.num_rows, NEVER, np.int32)
 
     def hit(self, slots: Slots, step: int) -> None:
         """See `SimulatedPolicy`."""
@@ -22,5 +22,4 @@ class Belady(SimulatedPolicy):
 
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
-        keys: Keys = -self._next_of_row[self.pool.row_of_slot].reshape(self.pool.shape)
-        return keys
+        return self.by(NEVER - self._next_of_row[self.pool.row_of_slot].astype(np.int64))

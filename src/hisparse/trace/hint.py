@@ -9,7 +9,7 @@ import numpy as np
 
 from hisparse.trace.order_policies import LRU
 from hisparse.trace.simulated_pool import SimulatedPool, Slots
-from hisparse.trace.simulator import replay
+from hisparse.trace.simulator import Outcome, replay
 from hisparse.trace.stream import Stream
 
 
@@ -59,9 +59,9 @@ class HintedLRU(LRU):
         self.useful += len(np.intersect1d(hints, missed, assume_unique=True))
 
 
-def hint_of_line_before(stream: Stream, size: int, skip: int = 0) -> Hint:
-    """What the hints are worth with B = `size`, after the first `skip` steps."""
+def simulate_lru_with_hints(stream: Stream, size: int, skip: int = 0) -> tuple[Outcome, Hint]:
+    """LRU with B = `size`, and what the hints are worth after the first `skip` steps."""
     pool = SimulatedPool(stream, size)
     rule = HintedLRU(pool, stream, skip)
-    replay(stream, pool, rule)
-    return Hint(size, rule.misses, rule.hinted, rule.useful)
+    misses = replay(stream, pool, rule)
+    return Outcome("lru", size, misses), Hint(size, rule.misses, rule.hinted, rule.useful)

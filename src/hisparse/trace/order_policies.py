@@ -49,7 +49,7 @@ class OrderPolicy(SimulatedPolicy):
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
         keys: NDArray[np.int64] = POLICIES[self.order].keys(self.tables, step).numpy()
-        return np.broadcast_to(keys, self.pool.shape)
+        return keys
 
 
 class PaperLRU(OrderPolicy):
@@ -74,9 +74,13 @@ class Fifo(OrderPolicy):
 
 
 class Random(OrderPolicy):
-    """Anybody."""
+    """Anybody: the same slots in every line."""
 
     order = "random"
+
+    def keys(self, step: int) -> Keys:
+        """See `SimulatedPolicy`."""
+        return np.broadcast_to(super().keys(step), self.pool.shape)
 
 
 class TwoRate(OrderPolicy):

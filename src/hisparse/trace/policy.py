@@ -43,9 +43,12 @@ class SimulatedPolicy:
         raise NotImplementedError
 
     def by(self, *numbers: NDArray[np.int64]) -> Keys:
-        """Keys that order by numbers from 0 to two above the steps, the first one first, and at last by row."""
-        keys = np.zeros(self.num_all, np.int64)
-        for number in numbers:
+        """Keys that order by numbers, the first one first, and at last by row.
+
+        Numbers are from 0 on; all but the first are at most two above the steps.
+        """
+        keys, *others = numbers
+        for number in others:
             keys = keys * (self.stream.num_steps + 3) + number
         keys = keys * len(self.pool.slot_of_row) + self.pool.row_of_slot
         return keys.reshape(self.pool.shape)

@@ -15,14 +15,15 @@ from hisparse.trace.stream import Stream
 ROUND = 1 << 40  # above any distance
 
 
-class Clock(SimulatedPolicy):
-    """CLOCK: one mark; a new record takes an evicted place, unmarked."""
+class HandPolicy(SimulatedPolicy):
+    """What CLOCK and SIEVE have in common: a mark for each record, and a hand for each line."""
 
     def __init__(self, pool: SimulatedPool, stream: Stream) -> None:
         super().__init__(pool, stream)
         self._marked = np.zeros(pool.shape, bool)
-        self._hand = np.zeros(pool.num_lines, np.int64)  # a place, by line
-        self._places = np.arange(pool.num_slots)
+        self._hand = np.zeros(pool.num_lines, np.int64)
+        self._distance = np.zeros(pool.shape, np.int64)  # from the hand, as of the last `keys`
+        self._keys = self._distance
 
     def hit(self, slots: Slots, step: int) -> None:
         """See `SimulatedPolicy`."""
@@ -34,60 +35,61 @@ class Clock(SimulatedPolicy):
 
     def keys(self, step: int) -> Keys:
         """See `SimulatedPolicy`."""
-        keys: Keys = self._distance() + self._marked * ROUND
-        return keys
+        self._distance = self._find_distance()
+        self._keys = self._distance + self._marked * ROUND
+        return self._keys
 
     def left(self, slots: Slots, step: int) -> None:
         """See `SimulatedPolicy`. The hand stands behind the last victim."""
         if not len(slots):
             return
-        distance = self._distance()
-        last = last_by_line(self.keys(step), slots, self.pool)
-        unmark_passed(self._marked, distance, last, self.pool.used_at == step)
-        self._hand = np.where(last < 0, self._hand, (self._hand + last % ROUND + 1) % self.pool.num_slots)
+        last = last_by_line(self._keys, slots, self.pool)
+        unmark_passed(self._marked, self._distance, last, self.pool.used_at == step)
+        self._hand = np.where(last < 0, self._hand, self._behind(last))
 
-    def _distance(self) -> NDArray[np.int64]:
-        distance: NDArray[np.int64] = (self._places - self._hand[:, None]) % self.pool.num_slots
-        return distance
+    def _find_distance(self) -> NDArray[np.int64]:
+        """[lines, slots of a line]: in the order in which the hand comes by."""
+        raise NotImplementedError
+
+    def _behind(self, last: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[lines]: where the hand stands after victims up to the key `last`."""
+        raise NotImplementedError
 
 
-class Sieve(SimulatedPolicy):
-    """SIEVE: one mark; records stand in the order in which they came, and new ones at the young end."""
+class Clock(HandPolicy):
+    """CLOCK: one mark; a new record takes an evicted place, unmarked. The hand is at a place."""
+
+    def _find_distance(self) -> NDArray[np.int64]:
+        distance = np.arange(self.pool.num_slots) - self._hand[:, None]
+        return distance + (distance < 0) * self.pool.num_slots
+
+    def _behind(self, last: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (self._hand + last % ROUND + 1) % self.pool.num_slots
+
+
+class Sieve(HandPolicy):
+    """SIEVE: one mark; records stand in the order in which they came, and new ones at the young end.
+
+    They are numbered in that order, and the hand is the first number that it has not passed.
+    """
 
     def __init__(self, pool: SimulatedPool, stream: Stream) -> None:
         super().__init__(pool, stream)
-        self._marked = np.zeros(pool.shape, bool)
-        self._number = np.zeros(pool.shape, np.int64)  # in the order of entry
-        self._hand = np.zeros(pool.num_lines, np.int64)  # the first number that it has not passed
+        self._number = np.zeros(pool.shape, np.int64)
         self._next = 0
-
-    def hit(self, slots: Slots, step: int) -> None:
-        """See `SimulatedPolicy`."""
-        self._marked.reshape(-1)[slots] = True
 
     def entered(self, slots: Slots, step: int) -> None:
         """See `SimulatedPolicy`."""
-        self._marked.reshape(-1)[slots] = False
+        super().entered(slots, step)
         self._number.reshape(-1)[slots] = self._next + np.arange(len(slots))
         self._next += len(slots)
 
-    def keys(self, step: int) -> Keys:
-        """See `SimulatedPolicy`."""
-        keys: Keys = self._distance() + self._marked * ROUND
-        return keys
-
-    def left(self, slots: Slots, step: int) -> None:
-        """See `SimulatedPolicy`. The hand stands behind the last victim."""
-        if not len(slots):
-            return
-        last = last_by_line(self.keys(step), slots, self.pool)
-        unmark_passed(self._marked, self._distance(), last, self.pool.used_at == step)
-        self._hand = np.where(last < 0, self._hand, last % (ROUND // 2) + 1)
-
-    def _distance(self) -> NDArray[np.int64]:
+    def _find_distance(self) -> NDArray[np.int64]:
         """Numbers, those before the hand after all others."""
-        distance: NDArray[np.int64] = self._number + (self._number < self._hand[:, None]) * (ROUND // 2)
-        return distance
+        return self._number + (self._number < self._hand[:, None]) * (ROUND // 2)
+
+    def _behind(self, last: NDArray[np.int64]) -> NDArray[np.int64]:
+        return last % (ROUND // 2) + 1
 
 
 class S3Fifo(SimulatedPolicy):
@@ -126,7 +128,7 @@ class S3Fifo(SimulatedPolicy):
         """See `SimulatedPolicy`. From the small queue while it is too long, then from the main one."""
         if not counts.any():
             return np.empty(0, np.int64)
-        in_main = ~self._in_small & self._may_leave(step)
+        in_main = ~self._in_small & self.pool.may_leave(step)
         small = self._leave_small(counts, counts - in_main.sum(axis=1), step)
         rest = counts - np.bincount(small // self.pool.num_slots, minlength=self.pool.num_lines)
         victims: Slots = np.concatenate([small, self._leave_main(rest, step)])
@@ -168,18 +170,14 @@ class S3Fifo(SimulatedPolicy):
         keys = np.where(here, self._number + self._uses * ROUND, (self.CAP + 2) * ROUND)
         victims = self.pool.lowest(keys, counts, step)
         last = last_by_line(keys, victims, self.pool)[:, None]
-        rounds = (last // ROUND) + (self._number <= last % ROUND)  # times that the walk came by
+        was_reached = self._number <= last % ROUND  # in the walk's last round
+        rounds = last // ROUND + was_reached  # times that the walk came by
         used_now = (self.pool.used_at == step).reshape(self.pool.shape)
         passed = here & (last >= 0) & (rounds > 0)
         self._uses -= np.where(passed & ~used_now, np.minimum(rounds, self._uses), 0)
-        moved = np.flatnonzero(passed & (self._number <= last % ROUND))
+        moved = np.flatnonzero(passed & was_reached)
         self._enqueue(moved[self._number.reshape(-1)[moved].argsort()])
         return victims
-
-    def _may_leave(self, step: int) -> NDArray[np.bool_]:
-        """[lines, slots of a line]: residents that the step does not use."""
-        flat: NDArray[np.bool_] = np.logical_and(self.pool.row_of_slot >= 0, self.pool.used_at != step)
-        return flat.reshape(self.pool.shape)
 
     def _enqueue(self, slots: Slots) -> None:
         """To the young end of their queues, in this order."""

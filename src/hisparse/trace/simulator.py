@@ -80,7 +80,7 @@ def _step(pool: SimulatedPool, rule: SimulatedPolicy, stream: Stream, step: int)
     rows = stream.selected[step]
     slots = pool.slot_of_row[rows]
     found = slots >= 0
-    hits, missing = slots[found], rows[~found]
+    hits, missing = slots[found], rows[np.flatnonzero(~found)]
     pool.used_at[hits] = step
     rule.hit(hits, step)
     counts = np.bincount(missing // pool.num_rows, minlength=pool.num_lines)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from hisparse.trace.hint import Hint, hint_of_line_before
+from hisparse.trace.hint import Hint, simulate_lru_with_hints
 from hisparse.trace.policies import SIMULATED
 from hisparse.trace.simulator import Outcome, check_policy, check_size, simulate
 from hisparse.trace.stream import Stream, make_stream
@@ -18,6 +18,17 @@ from hisparse.trace.trace import Trace
 RECORD_BYTES = 1152  # of a bf16 record of latent attention
 
 _given: list["tuple[Stream, int]"] = []  # to a worker process: the stream, and how many steps to skip
+
+
+class _Job(NamedTuple):
+    """One run. LRU's also says what hints are worth, if `with_hints`."""
+
+    policy: str
+    size: int
+    with_hints: bool
+
+
+_Result = tuple[Outcome, Hint | None]
 
 
 @dataclass(frozen=True)
@@ -71,21 +82,24 @@ def run_sweep(trace: Trace, sweep: Sweep, workers: int | None = None) -> tuple[l
     """
     sweep.check(trace)
     stream = make_stream(trace, sweep.seed)
-    jobs: list[tuple[str | None, int]] = list(product(sweep.policies, sweep.sizes))
-    if trace.num_lines > 1 and trace.line_name == "layer":
-        jobs += [(None, size) for size in sweep.sizes]
-    if any(policy == "belady" for policy, _ in jobs):
+    jobs = _jobs(trace, sweep)
+    if "belady" in sweep.policies:
         _ = stream.next_uses  # made once, before the processes begin
     results = list(_run((stream, sweep.skip), jobs, min(workers or os.cpu_count() or 1, len(jobs))))
-    return (
-        [result for result in results if isinstance(result, Outcome)],
-        [result for result in results if isinstance(result, Hint)],
-    )
+    outcomes = [outcome for outcome, _ in results if outcome.policy in sweep.policies]
+    return outcomes, [hint for _, hint in results if hint is not None]
 
 
-def _run(given: tuple[Stream, int], jobs: Sequence[tuple[str | None, int]], workers: int) -> Iterator[Outcome | Hint]:
+def _jobs(trace: Trace, sweep: Sweep) -> list[_Job]:
+    """Every policy with every size; LRU in any case where there are hints, which are judged under it."""
+    has_hints = trace.num_lines > 1 and trace.line_name == "layer"
+    policies = dict.fromkeys((*sweep.policies, "lru") if has_hints else sweep.policies)
+    return [_Job(policy, size, has_hints and policy == "lru") for policy, size in product(policies, sweep.sizes)]
+
+
+def _run(given: tuple[Stream, int], jobs: Sequence[_Job], workers: int) -> Iterator[_Result]:
     if workers == 1:
-        yield from (_job(*given, *job) for job in jobs)
+        yield from (_job(*given, job) for job in jobs)
         return
     method = "fork" if sys.platform == "linux" else "spawn"  # a fork has the stream at once
     context = multiprocessing.get_context(method)
@@ -100,12 +114,14 @@ def _begin(stream: Stream, skip: int) -> None:
     _given[:] = [(stream, skip)]
 
 
-def _job_of_worker(job: tuple[str | None, int]) -> Outcome | Hint:
-    return _job(*_given[0], *job)
+def _job_of_worker(job: _Job) -> _Result:
+    return _job(*_given[0], job)
 
 
-def _job(stream: Stream, skip: int, policy: str | None, size: int) -> Outcome | Hint:
-    return hint_of_line_before(stream, size, skip) if policy is None else simulate(stream, policy, size)
+def _job(stream: Stream, skip: int, job: _Job) -> _Result:
+    if job.with_hints:
+        return simulate_lru_with_hints(stream, job.size, skip)
+    return simulate(stream, job.policy, job.size), None
 
 
 def find_policy(name: str) -> str:
