@@ -258,7 +258,7 @@ class HierarchicalCache:
         if self.debug and step.requests:
             live = len(step.requests)
             check_positions(selection[:live], step.lengths[:live])
-        if self.observer is not None:
+        if self.observer is not None and step.requests:
             self.observer.selected(layer, selection, step)
         slots = self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
         self._steps.note_resolve(layer, slots)

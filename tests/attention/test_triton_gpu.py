@@ -72,6 +72,8 @@ def test_where_records_lie_does_not_change_a_bit() -> None:
     there[moved] = pool
     elsewhere = torch.where(slots < 0, slots, moved[slots.long()].int())
     assert torch.equal(attend(query, pool, slots, layout), attend(query, there, elsewhere, layout))
+    strided = slots.repeat(1, 2)[:, :500]
+    assert torch.equal(attend(query, pool, strided, layout), attend(query, pool, slots, layout))
 
 
 def test_nothing_selected() -> None:

@@ -82,7 +82,7 @@ def test_load_changes_nothing(kind: str, num_requests: int, tmp_path: Path) -> N
     lengths = [20 + 37 * i % 400 for i in range(num_requests)]
     params = SamplingParams(max_tokens=12, temperature=0.0)
     engine = build_engine(loaded, config, [450] * num_requests)
-    engine.scheduler._buckets = (8,)
+    engine.scheduler.buckets = (8,)
     together = [engine.submit(prompt_of(length, seed=i), params) for i, length in enumerate(lengths)]
     steps = 0
     while not engine.scheduler.is_idle:

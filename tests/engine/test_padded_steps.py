@@ -49,7 +49,7 @@ def test_a_padded_step_gives_the_same_hidden_states_and_touches_nobody(kind: str
 def test_padded_decodes_equal_padded_resident_ones(kind: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path) if kind == "llama" else write_tiny_mla(tmp_path, kind, top_k=32)
     run = VerifiedRun(load(folder), CONFIG, [300] * 6)
-    run.engine.scheduler._buckets = (2, 4)
+    run.engine.scheduler.buckets = (2, 4)
     for length in (30, 200, 77, 90, 150, 10):
         run.submit(length, max_tokens=12)
     run.finish()

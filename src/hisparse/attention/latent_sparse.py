@@ -28,16 +28,16 @@ def attend_latent(query: Tensor, records: Tensor, slots: Tensor, layout: LatentR
 
     Records whose latent part is kept in FP8 are widened to the query's dtype by the kernel, to float32 here.
     """
+    whole = query.contiguous(), slots.int().contiguous()
     if layout.dtype == query.dtype and kernels.supports(query, records.shape[1], fp8=layout.fp8):
-        return Attended(*kernels.attend_latent(query.contiguous(), records, slots.int(), scale, fp8=layout.fp8))
-    is_plain = not layout.fp8 and records.shape[1] == layout.width * layout.dtype.itemsize
-    if is_plain and can_use_triton(query, layout.dtype, layout.kv_lora_rank, layout.rope_dim):
+        return Attended(*kernels.attend_latent(whole[0], records, whole[1], scale, fp8=layout.fp8))
+    is_plain = not layout.fp8 and layout.record_bytes == layout.width * layout.dtype.itemsize
+    can_use = can_use_triton(query, layout.dtype, layout.kv_lora_rank, layout.rope_dim)
+    if can_use and is_plain and records.is_contiguous():
         from hisparse.attention import triton_kernels
 
         elements = records.view(layout.dtype)
-        return Attended(
-            *triton_kernels.attend_latent(query.contiguous(), elements, slots.int(), layout.kv_lora_rank, scale)
-        )
+        return Attended(*triton_kernels.attend_latent(whole[0], elements, whole[1], layout.kv_lora_rank, scale))
     part = attend_latent_part(query, records, slots, layout, scale)
     return Attended(part.out.to(query.dtype), part.lse)
 

@@ -23,11 +23,13 @@ def attend(query: Tensor, records: Tensor, slots: Tensor, layout: GroupedRecords
         [b, num_heads, head_dim] in the query's dtype; zeros for a request all of whose slots are pads.
     """
     batch, num_heads, head_dim = query.shape
-    if can_use_triton(query, layout.dtype, head_dim):
+    if can_use_triton(query, layout.dtype, head_dim) and records.is_contiguous():
         from hisparse.attention.triton_kernels import attend_grouped
 
         elements = records.view(layout.dtype)
-        return attend_grouped(query.contiguous(), elements, slots.int(), layout.num_kv_heads, head_dim**-0.5)
+        return attend_grouped(
+            query.contiguous(), elements, slots.int().contiguous(), layout.num_kv_heads, head_dim**-0.5
+        )
     hidden = slots < 0
     gathered = records.index_select(0, slots.clamp(min=0).flatten())
     gathered[hidden.flatten()] = 0

@@ -88,9 +88,14 @@ def _fields(setup: DecodeSetup, times: dict[str, float], misses: int) -> dict[st
         **{f"us_{column}": round(us, 1) for column, us in times.items()},
         **{f"us_a_layer_{column}": round(us / setup.num_layers, 2) for column, us in times.items()},
         **{f"exposed_us_a_layer_{column}": round(us / setup.num_layers, 2) for column, us in exposed.items()},
-        **{f"exposed_share_{column}": round(exposed[column] / exposed["synchronous"], 3) for column in SCHEMES[1:]},
+        **{f"exposed_share_{column}": _share(exposed[column], exposed["synchronous"]) for column in SCHEMES[1:]},
         "overhead": round(times["oracle"] / times["full"] - 1, 4),
     }
+
+
+def _share(part: float, whole: float) -> float | None:
+    """None where resolving in line exposes nothing either."""
+    return round(part / whole, 3) if whole > 0 else None
 
 
 def _describe(setup: DecodeSetup, other_us: float) -> dict[str, Any]:
@@ -134,6 +139,10 @@ def line(result: dict[str, Any]) -> str:
         f"{100 * result['miss_rate']:.2f}",
         *(f"{result[f'us_a_layer_{column}']:.1f}" for column in COLUMNS),
         *(f"{result[f'exposed_us_a_layer_{column}']:.1f}" for column in SCHEMES),
-        *(f"{100 * result[f'exposed_share_{column}']:.0f} %" for column in SCHEMES[1:]),
+        *(_percent(result[f"exposed_share_{column}"]) for column in SCHEMES[1:]),
     ]
     return "  ".join(cell.rjust(12) for cell in cells)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"

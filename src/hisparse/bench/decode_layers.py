@@ -74,7 +74,7 @@ class Layers:
         self.out = torch.zeros(setup.num_layers, batch, shape.num_heads, 512, dtype=torch.bfloat16, device="cuda")
         self.other = OtherWork(batch, setup.other_us)
         self._side = SideStream(torch.device("cuda"))
-        self.early = setup.early_us / setup.other_us if setup.other_us else 0.0
+        self.early = setup.early_us / setup.other_us
         self.selection = torch.zeros(batch, shape.top_k, dtype=torch.int32, device="cuda")  # of the step; all anchors'
 
     def select(self, positions: Tensor, newest: int) -> None:

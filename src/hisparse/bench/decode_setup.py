@@ -13,6 +13,7 @@ from hisparse.layout import PAGE_RECORDS, CacheLayout, num_pages_for
 
 GIB = 2**30
 COLUMNS = ("full", "synchronous", "prefetch", "early", "oracle")  # early: prefetch, and select early
+LONGEST_US = 100_000
 SPARE_POSITIONS = 64  # that a request has room for beside its context and the steps
 
 
@@ -76,6 +77,10 @@ class DecodeSetup:
             raise ValueError(f"warm_steps must be at least 0, got {self.warm_steps}")
         if not 1 <= self.num_layers <= self.slice.num_layers:
             raise ValueError(f"layers must be 1 to {self.slice.num_layers}, those of {self.model}, got {self.layers}")
+        if not 1 <= self.other_us <= LONGEST_US:
+            raise ValueError(f"other_us must be 1 to {LONGEST_US} microseconds, got {self.other_us}")
+        if self.context < self.slice.top_k:
+            raise ValueError(f"context must be at least top_k {self.slice.top_k}, got {self.context}")
         if not 0 <= self.early_us <= self.other_us:
             raise ValueError(f"early_us is a part of other_us: 0 to {self.other_us}, got {self.early_us}")
         self.trace.check()

@@ -114,6 +114,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _build(loaded: "Loaded", config: HiSparseConfig, context: int) -> "Engine":
     engine = make_engine(loaded, config, [context] * config.max_running_requests)
+    engine.runner.warm_up(engine.scheduler.buckets)
     layout = engine.runner.cache.layout
     say(
         f"device KV {layout.device_kv_bytes / 1e6:.1f} MB, host pool {layout.host_bytes / 1e6:.1f} MB: "

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from hisparse.engine.batch import Batch, PrefillChunk
+from hisparse.engine.detokenizer import detokenizer_of
 from hisparse.engine.logprobs import chosen_logprob
 from hisparse.engine.request import FinishReason, Request, RequestState, SamplingParams
 from hisparse.engine.runner import Runner
 from hisparse.engine.sampler import Sampler
 from hisparse.engine.scheduler import Scheduler
 from hisparse.engine.text_stream import TextStream
-from hisparse.errors import HiSparseError, ModelOutputError
+from hisparse.errors import ModelOutputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +77,8 @@ class Engine:
         check_prompt(prompt, self._max_context)
         room = self._max_context - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        request = Request(self._next_id, list(prompt), params, TextStream(self._decode, params.stop), priority)
+        stream = TextStream(detokenizer_of(self.tokenizer), params.stop)
+        request = Request(self._next_id, list(prompt), params, stream, priority)
         self.scheduler.add(request)
         self._requests[request.id] = request
         self._next_id += 1
@@ -132,21 +134,21 @@ class Engine:
         return self.runner.prefill(batch) if isinstance(batch, PrefillChunk) else self.runner.decode(batch)
 
     def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
-        for row, request, token in zip(logits, requests, self._sampler.sample(logits, requests), strict=True):
+        for line, (request, token) in enumerate(zip(requests, self._sampler.sample(logits, requests), strict=True)):
             if token is None:
                 self._finish(request, FinishReason.ERROR)
             else:
-                self._take_token(request, token, row)
+                self._take_token(request, token, logits, line)
         return requests
 
-    def _take_token(self, request: Request, token: int, logits: Tensor) -> None:
+    def _take_token(self, request: Request, token: int, logits: Tensor, line: int) -> None:
         request.state = RequestState.DECODING
         request.output.append(token)
         is_stop_token = token in self._stop_token_ids or token in request.params.stop_token_ids
         if not is_stop_token:
             if request.params.logprobs is not None:
                 offset = len(request.stream.text)
-                request.logprobs.append(chosen_logprob(logits, token, request.params.logprobs, offset))
+                request.logprobs.append(chosen_logprob(logits[line], token, request.params.logprobs, offset))
             request.stream.add(token)
         if is_stop_token or request.stream.stopped:
             self._finish(request, FinishReason.STOP)
@@ -169,12 +171,6 @@ class Engine:
     def _tell(self, batch: Batch, logits: Tensor | None) -> None:
         for observer in self.observers:
             observer.ran(batch, logits)
-
-    def _decode(self, tokens: list[int]) -> str:
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        if not isinstance(text, str):
-            raise HiSparseError(f"the tokenizer decoded tokens to {type(text).__name__} instead of text")
-        return text
 
 
 def _no_output(request: Request) -> ModelOutputError:

@@ -6,7 +6,7 @@ anchor's slots. See `hisparse.models.attend_latent` for the contract.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from hisparse.engine.resident_latent import ResidentLatentChunk, ResidentLatentS
 from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.attend_latent import IndexInputs
+from hisparse.models.routed_experts import RoutedExperts
 from hisparse.models.sparse_mla import SparseMla
 from hisparse.selectors import DSA
 from hisparse.step import Step
@@ -72,7 +73,11 @@ class LatentFamily:
     @property
     def can_be_recorded(self) -> bool:
         """See `Family`."""
-        return self.selector.can_be_recorded(self.model.config.num_index_heads, self.model.dtype, self.model.device)
+        model = self.model
+        experts = [layer.mlp for layer in model.layers if isinstance(layer.mlp, RoutedExperts)]
+        return self.selector.has_kernels_for(model.config.num_index_heads, model.dtype, model.device) and all(
+            mlp.can_be_recorded for mlp in experts
+        )
 
     def check_selections(self) -> None:
         """See `Family`."""
@@ -86,7 +91,18 @@ class LatentFamily:
 
     def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
         """See `Family`."""
-        return self.model.forward(tokens, step.positions, LatentStep(self, cache, step))
+        try:
+            return self.model.forward(tokens, step.positions, LatentStep(self, cache, step))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """What was forked is joined, if it still can be, before the step is undone."""
+        if self.beside is not None:
+            with suppress(Exception):
+                self.beside.join_all()
+            self.beside.forget()
 
     def forward_resident_chunk(self, resident: Resident, tokens: Tensor, positions: Tensor) -> Tensor:
         """See `Family`."""

@@ -4,7 +4,9 @@ How a kind of model attends, and what it asks of the cache, is its family's busi
 have places in the cache, and batches become forwards. On a GPU a decode step is one CUDA graph for each size of batch.
 """
 
+import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -65,9 +67,28 @@ class Runner:
 
     # Forwards
 
-    @torch.inference_mode()
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        """Record the steps of these sizes now, if steps are recorded, so that nobody waits for it later."""
+        for size in sizes if self._records else ():
+            request = self.cache.admit(1)
+            self._decode([request], torch.zeros(size, dtype=torch.int64))
+            self.cache.retire(request)
+
     def prefill(self, chunk: PrefillChunk) -> Tensor | None:
         """Take in a piece of a prompt; logits [1, vocab] float32 after its last piece."""
+        with self._on_device():
+            return self._prefill(chunk)
+
+    def decode(self, batch: DecodeBatch) -> Tensor:
+        """One token of each request; logits [b, vocab] float32."""
+        requests = [self._requests[request_id] for request_id in batch.request_ids]
+        lengths = tuple(request.length for request in requests)
+        if lengths != batch.positions:
+            raise ValueError(f"the batch is for positions {batch.positions}, and the cache is at {lengths}")
+        return self._decode(requests, torch.tensor([*batch.tokens, *[0] * batch.padding]))
+
+    @torch.inference_mode()
+    def _prefill(self, chunk: PrefillChunk) -> Tensor | None:
         tokens = torch.tensor(chunk.tokens, device=self.model.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=self.model.device)
         hidden = self.family.forward_chunk(self.cache, self._requests[chunk.request_id], tokens, positions)
@@ -75,16 +96,15 @@ class Runner:
         return self.model.logits(hidden[-1:]) if chunk.is_last else None
 
     @torch.inference_mode()
-    def decode(self, batch: DecodeBatch) -> Tensor:
-        """One token of each request; logits [b, vocab] float32."""
-        requests = [self._requests[request_id] for request_id in batch.request_ids]
-        lengths = tuple(request.length for request in requests)
-        if lengths != batch.positions:
-            raise ValueError(f"the batch is for positions {batch.positions}, and the cache is at {lengths}")
-        tokens = torch.tensor([*batch.tokens, *[0] * batch.padding])
-        logits = self._run_step(requests, tokens)
-        self.family.check_selections()
+    def _decode(self, requests: Sequence[CacheRequest], tokens: Tensor) -> Tensor:
+        with self._on_device():
+            logits = self._run_step(requests, tokens)
+            self.family.check_selections()
         return logits[: len(requests)]
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """The model's GPU is the current one: captures and kernels go by that, and it is each thread's own."""
+        return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
 
     def _run_step(self, requests: Sequence[CacheRequest], tokens: Tensor) -> Tensor:
         """Logits of all lines. A size's first step is run as it is, which compiles and loads all it needs."""
@@ -98,9 +118,22 @@ class Runner:
             return recorded.logits.clone()
         with self.cache.step(requests, batch_size=size) as step:
             hidden = self.family.forward_step(self.cache, step, tokens.to(self.model.device))
+        logits = self.model.logits(hidden)
         if self._records and recorded is None and not observed:
+            self._try_to_record(size)
+        return logits
+
+    def _try_to_record(self, size: int) -> None:
+        """A step that cannot be recorded can still be run: the requests have their tokens, and go on."""
+        try:
             self._recorded[size] = self._record(size)
-        return self.model.logits(hidden)
+        except Exception as error:
+            self._records = False
+            warnings.warn(
+                f"decode steps are not recorded from now on, which makes them slower: one of {size} requests could not "
+                f"be ({type(error).__name__}: {error}). Say cuda_graph false to run without",
+                stacklevel=2,
+            )
 
     def _record(self, size: int) -> "RecordedStep":
         tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)

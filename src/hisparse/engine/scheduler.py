@@ -37,7 +37,7 @@ class Scheduler:
         self._residency = residency
         self._chunk = prefill_chunk
         self._budget = max_num_batched_tokens
-        self._buckets = buckets
+        self.buckets = buckets
         self._oldest_is_next = True  # of prompts: see _chunks
         self.waiting: list[Request] = []  # the first in line first
         self.retracted: list[Request] = []  # likewise
@@ -64,7 +64,7 @@ class Scheduler:
             raise self._nothing_can_run()
         decoding = [request for request in self.running if request.state is RequestState.DECODING]
         prefilling = [request for request in self.running if request.state is RequestState.PREFILLING]
-        batches: list[Batch] = [_decode_batch(decoding, self._buckets)] if decoding else []
+        batches: list[Batch] = [_decode_batch(decoding, self.buckets)] if decoding else []
         return batches + self._chunks(prefilling, self._budget - len(decoding))
 
     def retract(self, request: Request) -> None:

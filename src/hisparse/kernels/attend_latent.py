@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from hisparse.kernels.checks import check_memory, check_tensor
+from hisparse.kernels.checks import check_memory, check_requests, check_tensor
 from hisparse.kernels.launch import Kernel, launch, load
 from hisparse.kernels.params import AttendLatentParams, MergeLatentParams
 from hisparse.kernels.registration import register
@@ -20,7 +20,6 @@ RECORD_BYTES = {False: WIDTH * 2, True: LATENT + LATENT // 128 * 4 + ROPE * 2}  
 ROWS = 64  # heads of a block, and records at a time
 THREADS, MERGE_THREADS = 256, 128
 HOPPER = (9, 0)
-MOST_REQUESTS = 65535  # lines of a grid
 
 
 def supports(query: Tensor, record_bytes: int, *, fp8: bool) -> bool:
@@ -65,7 +64,8 @@ def attend_latent(
             f"query must be [b, heads, {WIDTH}] and records [N, {RECORD_BYTES[fp8]}], "
             f"got {list(query.shape)} and {list(records.shape)}"
         )
-    if slots.shape[0] != batch or batch * -(-heads // ROWS) > MOST_REQUESTS:
+    check_requests(batch * -(-heads // ROWS))
+    if slots.shape[0] != batch:
         raise ValueError(f"slots must have a line for each of the {batch} queries, got {list(slots.shape)}")
     out = torch.empty(batch, heads, LATENT, dtype=torch.bfloat16, device=query.device)
     lse = torch.empty(batch, heads, device=query.device)

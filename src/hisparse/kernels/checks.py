@@ -14,6 +14,7 @@ from hisparse.layout import RECORD_ALIGNMENT
 
 WARP = 32
 MOST_THREADS = 1024
+MOST_LINES = 65535  # of a grid, along y
 
 
 def check_tensor(
@@ -29,6 +30,12 @@ def check_tensor(
     dense = tensor.shape[-1] < 2 or tensor.stride(-1) == 1 if last_stride_only else tensor.is_contiguous()
     if not dense:
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}: call .contiguous()")
+
+
+def check_requests(lines: int) -> None:
+    """Raise `ValueError` if one launch cannot have so many lines of requests."""
+    if lines > MOST_LINES:
+        raise ValueError(f"one launch takes at most {MOST_LINES} requests, got {lines}: split the batch")
 
 
 def check_length(tensor: Tensor, name: str, length: int) -> None:

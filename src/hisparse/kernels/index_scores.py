@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hisparse.kernels.checks import check_length, check_tensor
+from hisparse.kernels.checks import check_length, check_requests, check_tensor
 from hisparse.kernels.launch import Kernel, launch, load, max_resident_blocks
 from hisparse.kernels.params import IndexScoresParams
 from hisparse.kernels.registration import register
@@ -43,6 +43,7 @@ def index_scores(
         BuildError: the kernel cannot be compiled or launched here.
     """
     batch, num_heads, head_dim = query.shape
+    check_requests(batch)
     check_tensor(query, "query", torch.bfloat16, state, 3)
     check_tensor(weights, "weights", torch.float32, state, 2)
     check_tensor(page_table, "page_table", torch.int32, state, 2)

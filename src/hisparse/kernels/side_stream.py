@@ -25,10 +25,13 @@ class SideStream:
             name: for `join`.
             keep: tensors that it reads: their memory is not given to others before the join.
         """
+        self.join(name)  # what still runs under this name keeps its tensors until then
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            yield
-            self._running[name] = (self._stream.record_event(), keep)
+            try:
+                yield
+            finally:
+                self._running[name] = (self._stream.record_event(), keep)
 
     def join(self, name: Hashable) -> None:
         """The caller's stream goes on only after the work of that name, if there is any."""

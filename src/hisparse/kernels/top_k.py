@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hisparse.kernels.checks import check_length, check_tensor
+from hisparse.kernels.checks import check_length, check_requests, check_tensor
 from hisparse.kernels.launch import Kernel, launch, load
 from hisparse.kernels.params import TopKParams
 from hisparse.kernels.registration import register
@@ -35,6 +35,9 @@ def top_k(scores: Tensor, lengths: Tensor, k: int, failures: Tensor | None = Non
     check_tensor(scores, "scores", torch.float32, scores, 2)
     check_tensor(lengths, "lengths", torch.int64, scores, 1)
     check_length(lengths, "lengths", scores.shape[0])
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    check_requests(scores.shape[0])
     if scores.shape[1] % WORD:
         raise ValueError(f"scores must have lines of a multiple of {WORD}, got {list(scores.shape)}")
     if failures is not None:

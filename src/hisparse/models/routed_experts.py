@@ -91,7 +91,7 @@ class RoutedExperts:
     def __call__(self, inputs: Tensor) -> Tensor:
         """[t, hidden] -> [t, hidden]: the chosen experts, weighted, and the shared ones."""
         chosen, weights = self.route(inputs)
-        if inputs.is_cuda:
+        if inputs.is_cuda and self._can_group:
             return self._grouped(inputs, chosen, weights) + self.shared(inputs)
         routed = torch.zeros_like(inputs)
         # Ascending, so that the order of summation is fixed.
@@ -101,6 +101,18 @@ class RoutedExperts:
             weighted = output * weights[token, place, None]  # float32
             routed.index_add_(0, token, weighted.to(routed.dtype))
         return routed + self.shared(inputs)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a call can be recorded in a CUDA graph: elsewhere torch's grouped product looks at the counts."""
+        weights = self.gate_up
+        return weights.is_cuda and self._can_group and torch.cuda.get_device_capability(weights.device)[0] in (9, 10)
+
+    @property
+    def _can_group(self) -> bool:
+        """Torch's grouped product takes bfloat16, in lines of a multiple of 16 bytes."""
+        sizes = (self.gate_up.shape[2], self.down.shape[2])
+        return self.gate_up.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
 
     def _grouped(self, inputs: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The routed part in one product for all experts, without asking the device how many tokens each got."""

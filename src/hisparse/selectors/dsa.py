@@ -72,8 +72,8 @@ class DSA:
         """Device bytes of state a position in one layer."""
         return math.prod(self.page_shape) * self.dtype.itemsize / PAGE_RECORDS
 
-    def can_be_recorded(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether `select` can be recorded in a CUDA graph, for queries of so many heads."""
+    def has_kernels_for(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether `select` is made by kernels for queries of so many heads; it can be recorded in a CUDA graph then."""
         return device.type == "cuda" and self._kernels.takes(num_heads, self.head_dim, self.dtype, dtype)
 
     def append(self, state: Tensor, pages: Tensor, positions: Tensor, keys: Tensor) -> None:
@@ -144,9 +144,9 @@ class DSA:
         pieces = []
         for own, q, w in zip(*(x.split(QUERIES) for x in (positions, query, weights)), strict=True):
             later = column > own[:, None]
-            scores = score_keys(keys, q, w)[:, :length].masked_fill_(later, -torch.inf)
+            scores = score_keys(keys, q, w)[:, :length]
             _check_scores(scores)
-            pieces.append(best_scored(scores, self.top_k)[0] & ~later)
+            pieces.append(best_scored(scores.masked_fill_(later, -torch.inf), self.top_k)[0] & ~later)
         return torch.cat(pieces)
 
     def scores_of(self, state: Tensor, page_table: Tensor, query: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
@@ -232,8 +232,8 @@ def score_keys(keys: Tensor, query: Tensor, weights: Tensor) -> Tensor:
 
 
 def _check_scores(scores: Tensor) -> None:
-    """NaN has no rank: what it selects would be arbitrary, or nothing."""
-    if scores.isnan().any():
+    """NaN has no rank, and infinities have none among each other: what they select would be arbitrary, or nothing."""
+    if not scores.isfinite().all():
         raise ModelOutputError(NOT_FINITE)
 
 

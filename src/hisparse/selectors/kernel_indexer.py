@@ -40,6 +40,8 @@ class KernelIndexer:
     ) -> tuple[Tensor, Tensor]:
         """Positions int32 [b, top_k] and the k-th scores. See `DSA.select_scored`."""
         if self._failures is None:
+            if torch.cuda.is_current_stream_capturing():
+                raise ValueError("select once before it is recorded in a CUDA graph: kernels and a counter come first")
             self._failures = torch.zeros((), dtype=torch.int32, device=state.device)
         return top_k(self.scores(state, page_table, lengths, query, weights), lengths, self.top_k, self._failures)
 
