@@ -61,6 +61,13 @@ def test_launch_bytes_are_those_of_the_kernels_state(anchors: tuple[int, ...]) -
     assert layout.launch_bytes == sum(tensor.nbytes for tensor in state) + num_followed * plan_bytes
 
 
+@pytest.mark.parametrize("anchors", [(0, 1, 2), (0, 0, 2)])
+def test_heat_bytes_are_those_of_the_heat(anchors: tuple[int, ...]) -> None:
+    layout = small_layout(num_layers=3, anchors=anchors)
+    state = new_launch_state(len(layout.groups), default_device(), heated_rows=layout.num_rows)
+    assert layout.heat_bytes == state.heat.nbytes == 8 * len(set(anchors)) * layout.num_rows
+
+
 def test_selection_state_bytes_are_those_of_the_state() -> None:
     layout = small_layout(max_positions=100)
     state = small_state(layout, num_layers=5, page_shape=(3, 7))

@@ -163,6 +163,11 @@ class CacheLayout:
         return len(self.groups) * (CONTROL_BYTES + BINS_BYTES) + followed * plan
 
     @property
+    def heat_bytes(self) -> int:
+        """Device bytes of the rows' heat, two int32 a row in every group; with a policy that ranks by heat."""
+        return len(self.groups) * 2 * 4 * self.num_rows
+
+    @property
     def page_table_bytes(self) -> int:
         """Device bytes of a page table, an int32 a page of each request."""
         return 4 * self.max_requests * self.max_pages

@@ -20,16 +20,17 @@ def test_largest_finds_every_border(most: int) -> None:
 
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 @pytest.mark.parametrize("room", [(3_000_000, PLENTY), (PLENTY, 3_000_000), (2_000_000, 7_000_000)])
-def test_one_more_request_does_not_fit(name: str, room: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("heated", [False, True])
+def test_one_more_request_does_not_fit(name: str, room: tuple[int, int], heated: bool, tmp_path: Path) -> None:
     device_bytes, host_bytes = room
     question = ask_tiny(write_family(tmp_path / "tiny", name))
     for buffer in question.reservations:
-        found = capacity(question.family, 640, buffer, *room)
-        more = footprint(question.family, 640, found.requests + 1, buffer)
+        found = capacity(question.family, 640, buffer, *room, heated=heated)
+        more = footprint(question.family, 640, found.requests + 1, buffer, heated=heated)
         assert more.device_bytes > device_bytes or more.host_bytes > host_bytes
         assert found.requests == min(found.by_device, found.by_host)
         if found.requests:
-            most = footprint(question.family, 640, found.requests, buffer)
+            most = footprint(question.family, 640, found.requests, buffer, heated=heated)
             assert most.device_bytes <= device_bytes
             assert most.host_bytes <= host_bytes
 

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from hisparse.backend import ReferenceBackend
 from hisparse.cache import HierarchicalCache
 from hisparse.checkpoint import load
 from hisparse.config import HiSparseConfig
 from hisparse.engine import build_engine
 from hisparse.engine.family import state_of
+from hisparse.engine.meter import Meter
 from hisparse.kernels.state import new_launch_state, new_miss_plan
+from hisparse.order import POLICIES
 from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
 from hisparse.plan.question import DTYPES
 from tests.plan.families import EVERY_FAMILY, FP8_KEYS, ask_named, ask_tiny, write_family
@@ -29,13 +32,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm-5.2",
         {"index_cache_dtype": "fp8", "kv_cache_dtype": "fp8"},
     ),
+    "heat": ("llama", {"policy": "two_rate"}),
+    "heat of index groups": ("glm-5.2", {"policy": "two_rate"}),
 }
 
 
 def planned(folder: Path, keys: dict[str, Any], dtype: str = "float32") -> Footprint:
     """From config.json alone, for as many requests as the cache will have."""
     question = ask_tiny(folder, HiSparseConfig.from_mapping(keys), context=str(CONTEXT), dtype=dtype)
-    return footprint(question.family, CONTEXT, REQUESTS, min(question.reservations))
+    return question.footprint(REQUESTS, min(question.reservations))
 
 
 def cache_of(folder: Path, keys: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> HierarchicalCache:
@@ -56,12 +61,30 @@ def check_bytes(cache: HierarchicalCache, size: Footprint) -> None:
     assert size.host_bytes == cache.host_pool.records.nbytes
 
 
+def heat_bytes_of(cache: HierarchicalCache) -> int:
+    """Of the reference backend's heat, and of the steps that it is of."""
+    assert isinstance(cache.backend, ReferenceBackend)
+    heat = cache.backend.heat
+    return heat._heat.nbytes + heat._step.nbytes if heat is not None else 0
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bytes_are_those_of_the_cache(variant: str, tmp_path: Path) -> None:
     name, keys = VARIANTS[variant]
     folder = write_family(tmp_path / "tiny", name)
     for dtype in ("float32", "bfloat16"):
-        check_bytes(cache_of(folder, keys, dtype), planned(folder, keys, dtype))
+        cache, size = cache_of(folder, keys, dtype), planned(folder, keys, dtype)
+        check_bytes(cache, size)
+        assert size.heat_bytes == heat_bytes_of(cache)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_heat_is_counted_with_the_policies_that_rank_by_it(policy: str, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "tiny", "llama")
+    cache, size = cache_of(folder, {"policy": policy}), planned(folder, {"policy": policy})
+    assert size.heat_bytes == heat_bytes_of(cache) == Meter(cache, policy).summary()["heat_bytes"]
+    assert (size.heat_bytes > 0) == (policy == "two_rate")
+    assert size.device_bytes - planned(folder, {}).device_bytes == size.heat_bytes
 
 
 @pytest.mark.parametrize("name", EVERY_FAMILY)
@@ -78,19 +101,22 @@ def test_launch_bytes_are_those_that_the_kernels_would_keep(name: str, tmp_path:
     assert layout.launch_bytes == sum(tensor.nbytes for tensor in tensors)
     parts = layout.device_kv_bytes + layout.table_bytes + layout.launch_bytes + size.selection_state_bytes
     assert size.device_bytes == parts
+    assert planned(tmp_path / "tiny", {"policy": "two_rate"}).device_bytes == parts + layout.heat_bytes
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["lru", "two_rate"])
 @pytest.mark.parametrize("name", EVERY_FAMILY)
-def test_bytes_are_those_of_the_cache_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_cache_on_a_gpu(name: str, policy: str, tmp_path: Path) -> None:
     from hisparse.kernels.backend import KernelBackend
 
     folder = write_family(tmp_path / "tiny", name)
-    cache, size = cache_of(folder, {}, device="cuda"), planned(folder, {})
+    cache, size = cache_of(folder, {"policy": policy}, device="cuda"), planned(folder, {"policy": policy})
     check_bytes(cache, size)
     assert isinstance(cache.backend, KernelBackend)
     plans = [tensor for plan in cache.backend._plans.values() for tensor in plan]
-    assert size.layout.launch_bytes == sum(tensor.nbytes for tensor in (*cache.backend._state, *plans))
+    kept = sum(tensor.nbytes for tensor in (*cache.backend._state, *plans))
+    assert size.layout.launch_bytes + size.heat_bytes == kept
 
 
 @pytest.mark.parametrize("name", ["llama", "glm-5.2"])
@@ -134,7 +160,10 @@ def test_no_weights_are_read(tmp_path: Path) -> None:
 )
 def test_bytes_of_a_token(name: str, config: HiSparseConfig | None, dtype: str, sizes: tuple[int, int, int]) -> None:
     """Of records, of selection state and of tables."""
-    assert per_token(ask_named(name, config, dtype=dtype).family) == sizes
+    family = ask_named(name, config, dtype=dtype).family
+    assert per_token(family) == sizes
+    records, selection_state, tables = sizes
+    assert per_token(family, heated=True) == (records, selection_state, 3 * tables)
 
 
 def test_a_resident_request_has_records_of_its_positions_and_state_of_its_pages() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from hisparse.order import POLICIES
 from hisparse.plan.misses import CALIBRATION, MissCurve, calibrated, miss_rate
+from hisparse.trace.policies import SIMULATED
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,10 @@ def test_power_laws_between_and_beyond() -> None:
     assert curve.rate(3) == pytest.approx(0.2 / 1.5**2)
     assert curve.rate(8) == pytest.approx(0.0125)
     assert curve.rate(0.1) == 1.0  # a rate, whatever the power law says
+
+
+def test_every_policy_of_the_cache_has_figures_and_is_simulated() -> None:
+    assert set(CALIBRATION) == set(POLICIES) <= set(SIMULATED)
 
 
 @pytest.mark.parametrize("policy", CALIBRATION)

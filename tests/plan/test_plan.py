@@ -60,6 +60,18 @@ def test_a_history_that_fits_its_slots_needs_the_fewest() -> None:
     assert (best.device_buffer_size, best.link_ms) == (4096, 0)
 
 
+def test_heat_takes_its_share_of_the_device_and_saves_misses() -> None:
+    lru, two_rate = (
+        make_plan(ask_named("glm-5.1", HiSparseConfig(policy=policy), context="128K")).options[0]
+        for policy in ("lru", "two_rate")
+    )
+    assert two_rate.footprint is not None
+    assert two_rate.footprint.heat_bytes == two_rate.footprint.layout.heat_bytes
+    assert two_rate.footprint.device_bytes <= two_rate.question.cache_bytes
+    assert two_rate.capacity.requests <= lru.capacity.requests
+    assert (two_rate.miss_rate, lru.miss_rate) == pytest.approx((0.117, 0.134))
+
+
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_the_recommendation_is_what_the_engine_then_allocates(name: str, tmp_path: Path) -> None:
     folder = write_family(tmp_path / "tiny", name)

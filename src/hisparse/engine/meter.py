@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hisparse.cache import HierarchicalCache
 from hisparse.engine.batch import Batch, PrefillChunk
+from hisparse.order import POLICIES
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Meter:
     """Counts tokens and seconds, and remembers the largest footprint. Observes an engine over `cache`."""
 
     cache: HierarchicalCache
+    policy: str = "lru"  # the cache's
     prompt_tokens: int = 0
     decoded_tokens: int = 0  # by decode steps: the first token of each request comes with its prompt
     prefill_seconds: float = 0.0
@@ -59,6 +61,7 @@ class Meter:
             "slots_bytes": layout.slots_bytes,
             "workspace_bytes": layout.workspace_bytes,
             "table_bytes": layout.table_bytes,
+            "heat_bytes": layout.heat_bytes if POLICIES[self.policy].heated else 0,
             "selection_state_bytes": self.peak_state_bytes,
             "full_kv_bytes": layout.full_kv_bytes(self.peak_positions),
             "hit_rate": 1 - counts.miss_rate,

@@ -17,11 +17,19 @@ class Capacity(NamedTuple):
     limited_by: str  # "slots", "selection_state", "tables", "host_memory" or "int32_rows"
 
 
-def capacity(family: Family, context: int, device_buffer_size: int, device_bytes: int, host_bytes: int) -> Capacity:
-    """How many requests of `context` positions with this reservation fit these bytes."""
+def capacity(
+    family: Family,
+    context: int,
+    device_buffer_size: int,
+    device_bytes: int,
+    host_bytes: int,
+    *,
+    heated: bool = False,
+) -> Capacity:
+    """How many requests of `context` positions with this reservation fit these bytes; `heated` as of `footprint`."""
 
     def size(num_requests: int) -> Footprint:
-        return footprint(family, context, num_requests, device_buffer_size)
+        return footprint(family, context, num_requests, device_buffer_size, heated=heated)
 
     most = INT32_LIMIT // max(num_pages_for(context) * PAGE_RECORDS, device_buffer_size)
     by_device = largest(lambda n: size(n).device_bytes <= device_bytes, most)
@@ -50,6 +58,6 @@ def _largest_part(size: Footprint) -> str:
     parts = {
         "slots": size.layout.slots_bytes,
         "selection_state": size.selection_state_bytes,
-        "tables": size.layout.table_bytes + size.layout.launch_bytes,
+        "tables": size.bookkeeping_bytes,
     }
     return max(parts, key=lambda part: parts[part])

@@ -12,12 +12,17 @@ class Footprint(NamedTuple):
 
     layout: CacheLayout
     selection_state_bytes: int
+    heat_bytes: int  # of a policy that ranks by heat; 0 with others
+
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """Tables, the rows' heat, and what the kernels keep between launches."""
+        return self.layout.table_bytes + self.heat_bytes + self.layout.launch_bytes
 
     @property
     def device_bytes(self) -> int:
         """All that the cache takes of a GPU's memory."""
-        layout = self.layout
-        return layout.device_kv_bytes + layout.table_bytes + layout.launch_bytes + self.selection_state_bytes
+        return self.layout.device_kv_bytes + self.bookkeeping_bytes + self.selection_state_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -30,24 +35,26 @@ class PerToken(NamedTuple):
 
     records: float  # on the host; and on the device in a resident cache
     selection_state: float  # on the device
-    tables: float  # on the device, beside the page tables
+    tables: float  # on the device, beside the page tables; with the heat of its row, if the policy ranks by it
 
 
-def footprint(family: Family, context: int, num_requests: int, device_buffer_size: int) -> Footprint:
+def footprint(
+    family: Family, context: int, num_requests: int, device_buffer_size: int, *, heated: bool = False
+) -> Footprint:
     """The cache that the engine makes for `num_requests` requests of `context` positions at once.
 
-    Raises `ValueError` for sizes that a layout cannot have.
+    `heated` says that its policy ranks by heat. Raises `ValueError` for sizes that a layout cannot have.
     """
-    return _sized(family, num_requests, device_buffer_size, num_requests * num_pages_for(context), context)
+    return _sized(family, num_requests, device_buffer_size, num_requests * num_pages_for(context), context, heated)
 
 
-def per_token(family: Family) -> PerToken:
+def per_token(family: Family, *, heated: bool = False) -> PerToken:
     """What one more page of history takes, shared out to its positions."""
-    small, large = (_sized(family, 1, family.top_k + 1, num_pages, PAGE_RECORDS) for num_pages in (1, 2))
+    small, large = (_sized(family, 1, family.top_k + 1, num_pages, PAGE_RECORDS, heated) for num_pages in (1, 2))
     return PerToken(
         records=(large.host_bytes - small.host_bytes) / PAGE_RECORDS,
         selection_state=(large.selection_state_bytes - small.selection_state_bytes) / PAGE_RECORDS,
-        tables=(large.layout.table_bytes - small.layout.table_bytes) / PAGE_RECORDS,
+        tables=(large.bookkeeping_bytes - small.bookkeeping_bytes) / PAGE_RECORDS,
     )
 
 
@@ -57,7 +64,9 @@ def resident_bytes(family: Family, context: int) -> int:
     return footprint(family, context, 1, family.top_k + 1).layout.full_kv_bytes(context) + int(of_state)
 
 
-def _sized(family: Family, num_requests: int, buffer: int, num_pages: int, max_positions: int) -> Footprint:
+def _sized(
+    family: Family, num_requests: int, buffer: int, num_pages: int, max_positions: int, heated: bool
+) -> Footprint:
     layout = layout_for(
         family,
         device_buffer_size=buffer,
@@ -65,4 +74,4 @@ def _sized(family: Family, num_requests: int, buffer: int, num_pages: int, max_p
         num_pages=num_pages,
         max_positions=max_positions,
     )
-    return Footprint(layout, state_bytes(family, layout))
+    return Footprint(layout, state_bytes(family, layout), layout.heat_bytes if heated else 0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hisparse.config import HiSparseConfig
 from hisparse.plan.capacity import Capacity, capacity
-from hisparse.plan.footprint import Footprint, footprint
+from hisparse.plan.footprint import Footprint
 from hisparse.plan.misses import miss_rate
 from hisparse.plan.question import Question
 
@@ -115,8 +115,9 @@ def _option(question: Question, device_buffer_size: int) -> Option:
         device_buffer_size,
         question.cache_bytes,
         question.machine.host_bytes_per_gpu,
+        heated=question.heated,
     )
-    size = footprint(question.family, question.context, fits.requests, device_buffer_size) if fits.requests else None
+    size = question.footprint(fits.requests, device_buffer_size) if fits.requests else None
     return Option(question, device_buffer_size, fits, size)
 
 

@@ -50,7 +50,8 @@ def _against_the_paper(rows: Sequence[Comparison]) -> Table:
 
 def _model(plan: Plan) -> Table:
     question = plan.question
-    family, machine, sizes = question.family, question.machine, per_token(question.family)
+    family, machine = question.family, question.machine
+    sizes = per_token(family, heated=question.heated)
     resident = question.resident_requests_per_gpu * machine.independent_caches
     table = Table(
         title=f"{question.model.name}, {question.context:,} tokens a request", show_header=False, title_justify="left"
@@ -87,7 +88,7 @@ def _cells(option: Option) -> tuple[str, ...]:
         (
             size.layout.slots_bytes,
             size.selection_state_bytes,
-            size.layout.table_bytes + size.layout.launch_bytes,
+            size.bookkeeping_bytes,
             size.host_bytes,
         )
         if size is not None

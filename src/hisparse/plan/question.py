@@ -7,7 +7,8 @@ import torch
 
 from hisparse.config import HiSparseConfig
 from hisparse.engine.family import Family
-from hisparse.plan.footprint import resident_bytes
+from hisparse.order import POLICIES
+from hisparse.plan.footprint import Footprint, footprint, resident_bytes
 from hisparse.plan.machine import GB, Machine, is_data_parallel
 from hisparse.plan.misses import MissCurve, calibrated
 from hisparse.plan.planned_model import PlannedModel, read_model
@@ -39,9 +40,18 @@ class Question:
         return self.machine.cache_bytes_per_gpu(self.weights)
 
     @property
+    def heated(self) -> bool:
+        """Whether the configuration's policy ranks by heat, which the cache then keeps for every row."""
+        return POLICIES[self.config.policy].heated
+
+    @property
     def resident_requests_per_gpu(self) -> int:
         """Requests that fit with all their records on the device."""
         return max(self.cache_bytes, 0) // resident_bytes(self.family, self.context)
+
+    def footprint(self, num_requests: int, device_buffer_size: int) -> Footprint:
+        """What one GPU's cache of so many requests takes."""
+        return footprint(self.family, self.context, num_requests, device_buffer_size, heated=self.heated)
 
     def family_on(self, machine: Machine) -> Family | None:
         """How a GPU of another machine attends; None where the KV heads cannot be divided so."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hisparse.plan.footprint import Footprint, footprint, per_token, resident_bytes
+from hisparse.plan.footprint import Footprint, per_token, resident_bytes
 from hisparse.plan.machine import GB
 from hisparse.plan.named_models import NAMED_MODELS
 from hisparse.plan.paper import compare_with_paper
@@ -30,7 +30,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "records": {"layers": len(question.family.anchors), "bytes": question.family.record_bytes},
         "selection_state_layers": question.family.num_state_layers,
         "index_groups": len(set(question.family.anchors)),
-        "bytes_per_token": {name: _whole(value) for name, value in per_token(question.family)._asdict().items()},
+        "bytes_per_token": _per_token(question),
         "weights": {
             "parameters": question.weights.num_parameters,
             "bytes": question.weights.total,
@@ -124,6 +124,11 @@ def _machine(question: Question) -> dict[str, Any]:
     return machine | {"attention": "dp" if data_parallel else "tp", "link_gb_per_s": link / GB}
 
 
+def _per_token(question: Question) -> dict[str, float]:
+    sizes = per_token(question.family, heated=question.heated)
+    return {name: _whole(value) for name, value in sizes._asdict().items()}
+
+
 def _resident(question: Question) -> dict[str, int]:
     per_gpu = question.resident_requests_per_gpu
     return {
@@ -135,7 +140,7 @@ def _resident(question: Question) -> dict[str, int]:
 
 def _option(option: Option) -> dict[str, Any]:
     question, fits = option.question, option.capacity
-    one = footprint(question.family, question.context, 1, option.device_buffer_size)
+    one = question.footprint(1, option.device_buffer_size)
     return {
         "device_buffer_size": option.device_buffer_size,
         "requests_per_gpu": fits.requests,
@@ -159,8 +164,7 @@ def _recommended_cache(option: Option | None) -> dict[str, int] | None:
     """As `_cache`, of as many requests as the budget allows."""
     if option is None:
         return None
-    question = option.question
-    return _cache(footprint(question.family, question.context, option.requests_in_budget, option.device_buffer_size))
+    return _cache(option.question.footprint(option.requests_in_budget, option.device_buffer_size))
 
 
 def _with_fp8_index_keys(plan: Plan) -> dict[str, int] | None:
@@ -182,6 +186,7 @@ def _cache(size: Footprint | None) -> dict[str, int] | None:
         "workspace_bytes": size.layout.workspace_bytes,
         "device_kv_bytes": size.layout.device_kv_bytes,
         "table_bytes": size.layout.table_bytes,
+        "heat_bytes": size.heat_bytes,
         "launch_bytes": size.layout.launch_bytes,
         "selection_state_bytes": size.selection_state_bytes,
         "device_bytes": size.device_bytes,

@@ -13,7 +13,7 @@ from hisparse.plan.question import Question
 
 def why_nothing_fits(question: Question) -> str:
     """What one request needs, what there is, and each option that would make it fit."""
-    one = footprint(question.family, question.context, 1, min(question.reservations))
+    one = question.footprint(1, min(question.reservations))
     return f"nothing fits: {'; '.join(_shortages(question, one))}. {_changes(question, one)}"
 
 
@@ -83,6 +83,6 @@ def _smaller_index_keys(question: Question) -> list[str]:
 
 
 def _fits(question: Question, family: Family, machine: Machine, context: int) -> bool:
-    one = footprint(family, context, 1, min(question.reservations))
+    one = footprint(family, context, 1, min(question.reservations), heated=question.heated)
     fits_device = one.device_bytes <= machine.cache_bytes_per_gpu(question.weights)
     return fits_device and one.host_bytes <= machine.host_bytes_per_gpu
