@@ -89,7 +89,7 @@ class Endpoints:
             for choice in range(call.num_choices)
         ]
         try:
-            return await self.loop.submit(jobs)
+            return await self.loop.submit(jobs, at_once=not call.asked.stream)
         except NeverFitsError as error:
             raise ApiError(str(error), code=TOO_LONG) from error
         except ValueError as error:

@@ -84,8 +84,8 @@ class EngineLoop:
         with self._lock:
             self._check_room(1)
 
-    async def submit(self, jobs: Sequence[Job]) -> Answers:
-        """Ask for texts; all of them are accepted, or none.
+    async def submit(self, jobs: Sequence[Job], *, at_once: bool = False) -> Answers:
+        """Ask for texts, piece by piece or each `at_once`; all of them are accepted, or none.
 
         Raises:
             ValueError: a prompt that the engine refuses, or more jobs than can ever wait.
@@ -93,7 +93,7 @@ class EngineLoop:
             QueueFullError: too many wait already.
             NotServingError: the loop is stopping, or has failed.
         """
-        answers = Answers(jobs, self._cancel_later)
+        answers = Answers(jobs, self._cancel_later, at_once=at_once)
         self._enlist(answers)
         try:
             await answers.accepted()

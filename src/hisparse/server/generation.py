@@ -6,7 +6,7 @@ the caller's `Answers`. The engine loop moves generations forward; whoever itera
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,10 @@ class Piece(NamedTuple):
     num_tokens: int  # produced so far, a final stop token included
     finish_reason: FinishReason | None
     logprobs: Sequence[ChosenLogprob] = ()  # of the tokens that the text begins with, if they were asked for
+
+    def followed_by(self, other: "Piece") -> "Piece":
+        """Both as one."""
+        return other._replace(text=self.text + other.text, logprobs=[*self.logprobs, *other.logprobs])
 
 
 News = Piece | Exception | None  # more text, the error that ended everything, or: the jobs are accepted
@@ -55,6 +59,8 @@ class Generation:
         if request is None or (len(request.output) == self.num_seen and request.finish_reason is None):
             return None
         self.num_seen = len(request.output)
+        if self.answers.at_once and request.finish_reason is None:
+            return None
         settled = request.stream.settled
         text, self.num_shown = settled[self.num_shown :], len(settled)
         if not text and request.finish_reason is None:
@@ -76,10 +82,12 @@ class Answers:
     Args:
         jobs: what to generate.
         cancel: tells the engine loop that nobody wants these answers any more.
+        at_once: each text is one piece, when it is finished.
     """
 
-    def __init__(self, jobs: Sequence[Job], cancel: "Callable[[Answers], None]") -> None:
+    def __init__(self, jobs: Sequence[Job], cancel: "Callable[[Answers], None]", *, at_once: bool = False) -> None:
         now = time.perf_counter()
+        self.at_once = at_once
         self.loop = asyncio.get_running_loop()
         self.generations = [Generation(index, job, self, asked_at=now) for index, job in enumerate(jobs)]
         self._mailbox: asyncio.Queue[News] = asyncio.Queue()
@@ -99,22 +107,44 @@ class Answers:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Every piece of every text, in the order of their making, until all are finished.
 
+        What comes faster than it is taken comes in larger pieces.
+
         Raises `ModelOutputError` if the model produced nothing that can be sampled from, and `NotServingError` if
         the server stops first. Leaving early cancels what is left.
         """
         try:
-            while self._num_unfinished:
-                news = await self._mailbox.get()
-                if isinstance(news, Exception):
-                    raise news
-                if news is not None:
-                    self._num_unfinished -= news.finish_reason is not None
-                    yield news
+            while self._num_unfinished > 0:
+                for piece in _join(await self._all_news()):
+                    self._num_unfinished -= piece.finish_reason is not None
+                    yield piece
         finally:
             self.cancel()
+
+    async def _all_news(self) -> list[News]:
+        """Everything that has come, and at least one."""
+        news = [await self._mailbox.get()]
+        while not self._mailbox.empty():
+            news.append(self._mailbox.get_nowait())
+        return news
 
     def cancel(self) -> None:
         """Nobody wants these answers any more. May be called at any time, and more than once."""
         if self._num_unfinished:
             self._num_unfinished = 0
             self._cancel(self)
+
+
+def _join(news: Sequence[News]) -> Iterator[Piece]:
+    """The pieces, those of one text that follow each other joined. Raises the error after what came before it."""
+    pieces: list[Piece] = []
+    for one in news:
+        if isinstance(one, Exception):
+            yield from pieces
+            raise one
+        if one is None:
+            continue
+        if pieces and pieces[-1].job == one.job:
+            pieces[-1] = pieces[-1].followed_by(one)
+        else:
+            pieces.append(one)
+    yield from pieces
