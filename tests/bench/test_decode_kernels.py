@@ -28,6 +28,12 @@ def test_sizes() -> None:
             next(results)
 
 
+def test_memory_rates() -> None:
+    assert indexer.memory_rate("NVIDIA H200") == 4800
+    with pytest.raises(ValueError, match="of NVIDIA T4 is not known here: give --gb-per-s"):
+        indexer.memory_rate("NVIDIA T4")
+
+
 def test_lines() -> None:
     found = {"hisparse": {"us": 26.0, "error": 0.001}, "flashinfer fa3": {"us": 24.0, "error": 0.001}}
     result = {"batch": 16, "candidates": found, "ratio_to_best_other": 1.083}

@@ -27,11 +27,3 @@ def call_us(call: Callable[[int], object]) -> float:
         torch.cuda.synchronize()
         times.append(float(first.elapsed_time(last)) * 1e3 / CALLS)
     return statistics.median(times)
-
-
-def memory_rate() -> float:
-    """GB/s of a copy within the GPU's memory, bytes read and written."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    return 2 * source.numel() / call_us(lambda _: target.copy_(source)) / 1e3

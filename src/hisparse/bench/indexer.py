@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hisparse.bench.graph_timing import call_us, memory_rate
+from hisparse.bench.graph_timing import call_us
 from hisparse.bench.provenance import provenance
 from hisparse.bench.resolve_setup import check_gpu
 from hisparse.kernels.index_scores import index_scores
@@ -16,28 +16,42 @@ from hisparse.selectors import DSA
 
 LAYERS = 2  # with keys of their own, so that they come from memory
 HEAD_DIM = 128
+MEMORY_GB_PER_S = {"H200": 4800.0, "H100": 3350.0, "A100": 2039.0, "B200": 8000.0}  # data sheets, SXM modules
 
 
 def bench(
-    batches: Sequence[int], contexts: Sequence[int], heads: Sequence[int], k: int, commit: str | None
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    heads: Sequence[int],
+    k: int,
+    commit: str | None,
+    gb_per_s: float | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """One result for each combination, and for keys in bf16 and FP8.
+    """One result for each combination, and for keys in bf16 and FP8; `gb_per_s` is what the GPU's memory can do.
 
     Raises:
         BuildError: no GPU, or no NVRTC.
-        ValueError: sizes below 1.
+        ValueError: sizes below 1, or a GPU whose memory is not known and not given.
     """
     for name, sizes in (("batch", batches), ("context", contexts), ("heads", heads), ("k", (k,))):
         if min(sizes) < 1:
             raise ValueError(f"{name} must be at least 1, got {min(sizes)}")
     check_gpu()
-    rate = memory_rate()
+    rate = memory_rate(torch.cuda.get_device_name()) if gb_per_s is None else gb_per_s
     for num_heads in heads:
         for fp8 in (False, True):
             for batch in batches:
                 for context in contexts:
                     measured = _measure(batch, context, num_heads, k, rate, fp8=fp8)
                     yield {**provenance(commit), "memory_gb_per_s": round(rate), **measured}
+
+
+def memory_rate(device: str) -> float:
+    """GB/s of a GPU's memory as its maker gives them. Raises `ValueError` for one that is not known here."""
+    for name, rate in MEMORY_GB_PER_S.items():
+        if name in device:
+            return rate
+    raise ValueError(f"the memory rate of {device} is not known here: give --gb-per-s from its data sheet")
 
 
 def _measure(batch: int, context: int, num_heads: int, k: int, rate: float, *, fp8: bool) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def indexer(
     ] = None,
     heads: Annotated[list[str] | None, typer.Option(help="Index heads.", show_default="32,64")] = None,
     k: Annotated[int, typer.Option("--k", help="Positions that are selected.")] = 2048,
+    gb_per_s: Annotated[
+        float | None, typer.Option("--gb-per-s", min=1, help="Of the GPU's memory.", show_default="data sheet")
+    ] = None,
     commit: CommitOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -94,7 +97,8 @@ def indexer(
     from hisparse.bench.indexer import bench, line
 
     batches, contexts = whole_numbers("--batch", batch) or (1, 16), whole_numbers("--context", context)
-    for result in bench(batches, contexts or (32768, 131072), whole_numbers("--heads", heads) or (32, 64), k, commit):
+    counts = whole_numbers("--heads", heads) or (32, 64)
+    for result in bench(batches, contexts or (32768, 131072), counts, k, commit, gb_per_s):
         if as_json:
             print_json(result)
         else:
