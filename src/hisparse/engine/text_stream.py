@@ -52,9 +52,9 @@ class TextStream:
     def settled(self) -> str:
         """The part of `text` that no stop string can still cut off: safe to show."""
         text = self.text
-        if self.stopped or self._finished:
+        if self.stopped or self._finished or not self._stop:
             return text
-        longest = max((len(stop) for stop in self._stop), default=0)
+        longest = max(len(stop) for stop in self._stop)
         for held in range(min(longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-held:]) for stop in self._stop):
                 return text[:-held]
@@ -82,7 +82,8 @@ class TextStream:
         else:
             self._before = whole
         self._read = end
-        self._cut_at_stop(searched)
+        if self._stop:
+            self._cut_at_stop(searched)
 
     def _cut_at_stop(self, searched: int) -> None:
         """Cut the text before the first stop string; `searched` characters were free of one before."""
