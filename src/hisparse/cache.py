@@ -39,7 +39,7 @@ class HierarchicalCache:
 
     Args:
         layout: sizes, fixed for the cache's life.
-        policy: which record leaves the device pool first: "lru", "fifo", "random", or on a CPU "two_rate".
+        policy: which record leaves the device pool first: "lru", "fifo", "random" or "two_rate".
         device: where slots, tables and selections are. The reference backend serves any torch device.
         selection_state: the selector's pages, admitted, saved and released together with the request's.
         debug: check at every resolve that positions are distinct and inside the history (reads back).

@@ -31,7 +31,7 @@ class HiSparseConfig:
             the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
         cuda_graph: on a GPU, record the decode step of each size of batch and replay it.
-        policy: which record leaves the device pool first. On a CPU also "two_rate".
+        policy: which record leaves the device pool first: "lru", "fifo", "random" or "two_rate".
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.

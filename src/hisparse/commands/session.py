@@ -98,7 +98,7 @@ def prepare(
         check_prompt(prompt, context)
     sizes = [min(len(prompt) + params.max_tokens, context) for prompt in prompts]
     engine = make_engine(loaded, config, sizes)
-    meter = Meter(engine.runner.cache)
+    meter = Meter(engine.runner.cache, config.policy)
     engine.observers += [meter, *observers]
     return Session(engine, meter, [engine.submit(prompt, params) for prompt in prompts])
 
