@@ -47,7 +47,8 @@ SelectorOption = Annotated[
     ),
 ]
 PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate.", show_default="lru")
+    str | None,
+    typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate.", show_default="lru"),
 ]
 PrefetchOption = Annotated[
     bool | None,
