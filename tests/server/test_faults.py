@@ -160,3 +160,10 @@ def test_shutting_down_tells_clients_in_the_middle_of_a_step(loaded: Loaded) -> 
         held.release()
     served.stop()
     assert_nothing_left(served.loop)
+
+
+def test_idle_connections_are_kept_longer_than_clients_keep_them(served: Served) -> None:
+    """Else a client now and then sends into a connection that is being closed, and its request is lost."""
+    kept_by_clients = httpx.Limits().keepalive_expiry
+    assert kept_by_clients is not None
+    assert served._server.config.timeout_keep_alive > 2 * kept_by_clients

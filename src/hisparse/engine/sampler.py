@@ -64,12 +64,27 @@ def _restrict(logits: Tensor, params: SamplingParams) -> Tensor:
     """Logits ([vocab], on the CPU) over temperature, -inf for every token that top-k and top-p leave out."""
     logits = logits.double()
     scaled = (logits - logits.max()) / params.temperature  # the likeliest is 0, so that nothing overflows
-    if not params.top_k and params.top_p == 1:
-        return scaled
-    ordered, tokens = scaled.sort(descending=True, stable=True)
-    if params.top_k:
-        ordered[params.top_k :] = -torch.inf
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # of all likelier tokens
-    ordered[(before >= params.top_p) & (before > 0)] = -torch.inf
-    return torch.full_like(scaled, -torch.inf).scatter_(0, tokens, ordered)
+    if 0 < params.top_k < len(scaled):
+        scaled = _keep(scaled, _top_k(scaled, params.top_k))
+    return scaled if params.top_p == 1 else _keep(scaled, _top_p(scaled, params.top_p))
+
+
+def _top_k(scaled: Tensor, k: int) -> Tensor:
+    """The k likeliest tokens; of equals, the first."""
+    least = scaled.topk(k).values[-1]
+    more, equal = (scaled > least).nonzero()[:, 0], (scaled == least).nonzero()[:, 0]
+    return torch.cat((more, equal[: k - len(more)]))
+
+
+def _top_p(scaled: Tensor, p: float) -> Tensor:
+    """The fewest likeliest tokens that have the probability p together; of equals, the first."""
+    probabilities = scaled.softmax(dim=-1)
+    # all tokens below (1 - p) / vocab have less than 1 - p together; the others are few, and soon sorted
+    tokens = (probabilities >= (1 - p) / 2 / len(scaled)).nonzero()[:, 0]
+    ordered, order = probabilities[tokens].sort(descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered  # of all likelier tokens
+    return tokens[order[before < p]]
+
+
+def _keep(scaled: Tensor, tokens: Tensor) -> Tensor:
+    return torch.full_like(scaled, -torch.inf).scatter_(0, tokens, scaled[tokens])

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from hisparse.server.engine_loop import EngineLoop
 
 GRACE_S = 5.0  # for answers to be written after their requests were ended
+KEEP_ALIVE_S = 60  # idle connections: longer than clients keep theirs (httpx 5 s), or they would send into a closed one
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -54,7 +55,9 @@ class Server(uvicorn.Server):
         self, app: FastAPI, loop: EngineLoop, listener: socket.socket, *, drain_s: float, log_level: str = "warning"
     ) -> None:
         grace = round(drain_s + GRACE_S)
-        super().__init__(uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=grace))
+        super().__init__(
+            uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=grace, timeout_keep_alive=KEEP_ALIVE_S)
+        )
         self.on_started: Callable[[], None] = lambda: None  # called once clients are heard
         self._listener = listener
         self._engine_loop = loop
