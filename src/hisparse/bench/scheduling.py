@@ -111,7 +111,7 @@ def _move_on(request: Request, chunk: PrefillChunk | None) -> None:
 def _parts(engine: Engine) -> dict[str, Callable[[], object]]:
     """What else the host does for a decode of all requests."""
     requests, cache, sampler = engine.scheduler.running, engine.runner.cache, Sampler()
-    logits = torch.rand(len(requests), VOCABULARY)
+    logits = 4 * torch.randn(len(requests), VOCABULARY)  # peaked, as a model's are
     return {
         "cache.step: check the requests": lambda: cache.admission.check_can_step(cache.requests),
         f"sample: greedy, of {VOCABULARY} tokens": lambda: sampler.sample(logits, requests),
