@@ -79,6 +79,7 @@ def test_only_recency_lists_may_be_used_again() -> None:
         "lru": True,
         "fifo": False,
         "random": False,
+        "two_rate": False,
     }
     assert all(policy.name == name for name, policy in POLICIES.items())
 
