@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hisparse.attention import LatentRecords, attend_latent, attend_latent_part
 from hisparse.attention.triton_choice import can_use_triton
-from hisparse.bench.graph_timing import call_us
 from hisparse.bench.provenance import provenance
 from hisparse.bench.resolve_setup import check_gpu
+from hisparse.bench.timing import call_us
 
 POOLS = 8
 SLOTS_EACH = 4096  # of a request

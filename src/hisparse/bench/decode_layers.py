@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hisparse.attention import LatentRecords, attend_latent
 from hisparse.bench.decode_setup import DecodeSetup
-from hisparse.bench.timing import recorded
+from hisparse.bench.timing import call_us
 from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import PAGE_RECORDS
 from hisparse.selectors import DSA
@@ -19,7 +19,7 @@ from hisparse.selectors import DSA
 HIDDEN = 6144
 CALIBRATION_COLUMNS = 16384
 CLOSE_ENOUGH = 0.02
-CALIBRATION_CALLS, CALIBRATIONS = 20, 6
+CALIBRATIONS = 6
 
 
 class Store(Protocol):
@@ -92,13 +92,11 @@ class Layers:
         """
         slots = self.selection
         for layer, anchor in enumerate(self.layout.anchors):
-            if layer == anchor:
-                with self._side.fork(layer) if early else nullcontext():
-                    store.append(layer, self.new[layer])
+            with self._side.fork(layer) if early and layer == anchor else nullcontext():
+                store.append(layer, self.new[layer])
+                if layer == anchor:
                     self._choose(self.layout.group_of[layer], lengths)
                     slots = store.slots(layer, self.selection)
-            else:
-                store.append(layer, self.new[layer])
             self.other(self.early)
             if layer != anchor:
                 slots = store.slots(layer, self.selection)
@@ -123,17 +121,5 @@ def noise(*shape: int) -> Tensor:
 
 
 def _product_us(hidden: Tensor, weights: Tensor) -> float:
-    """Microseconds of a product, in a graph as it is used."""
-    graph = torch.cuda.CUDAGraph()
     torch.mm(hidden, weights)
-    with torch.cuda.graph(graph):
-        for _ in range(CALIBRATION_CALLS):
-            torch.mm(hidden, weights)
-    times = []
-    for _ in range(3):
-        first = recorded(torch.cuda.current_stream(), timing=True)
-        graph.replay()
-        last = recorded(torch.cuda.current_stream(), timing=True)
-        torch.cuda.synchronize()
-        times.append(float(first.elapsed_time(last)) * 1e3 / CALIBRATION_CALLS)
-    return min(times)
+    return call_us(lambda _: torch.mm(hidden, weights))

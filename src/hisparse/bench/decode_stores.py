@@ -8,7 +8,7 @@ from torch import Tensor
 from hisparse.admission import CacheRequest
 from hisparse.bench.decode_layers import Layers, noise, packing
 from hisparse.bench.decode_setup import DecodeSetup
-from hisparse.bench.timing import recorded
+from hisparse.bench.timing import replay_us
 from hisparse.cache import HierarchicalCache
 from hisparse.layout import PAGE_RECORDS
 from hisparse.step import Step
@@ -59,9 +59,7 @@ class Resident:
     def step(self, select: Callable[[], None]) -> float:
         """One step after `select`; microseconds."""
         self._lengths += 1
-        select()
-        us = replay_us(self._graph)
-        return us()
+        return replay_us(self._graph, torch.cuda.current_stream(), select)
 
 
 class Hierarchy:
@@ -111,25 +109,9 @@ class Hierarchy:
     def step(self, select: Callable[[], None]) -> float:
         """One step after `select`; microseconds."""
         with self.cache.step(self._requests, recorded=self._recorded):
-            select()
-            us = replay_us(self._graph)
-        return us()
+            return replay_us(self._graph, torch.cuda.current_stream(), select)
 
     def retire(self) -> None:
         """Give the host pool back."""
         for request in self._requests:
             self.cache.retire(request)
-
-
-def replay_us(graph: torch.cuda.CUDAGraph) -> Callable[[], float]:
-    """Replay on the current stream; what is returned waits, and gives the microseconds that it took."""
-    stream = torch.cuda.current_stream()
-    first = recorded(stream, timing=True)
-    graph.replay()
-    last = recorded(stream, timing=True)
-
-    def elapsed() -> float:
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e3
-
-    return elapsed

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from hisparse.bench.graph_timing import call_us
 from hisparse.bench.provenance import provenance
 from hisparse.bench.resolve_setup import check_gpu
+from hisparse.bench.timing import call_us
 from hisparse.kernels.index_scores import index_scores
 from hisparse.kernels.top_k import top_k
 from hisparse.layout import PAGE_RECORDS, num_pages_for

@@ -7,6 +7,7 @@ import torch
 
 REPLAYS = 5  # of a graph or a copy; the median counts
 COPY_BYTES = 1 << 30
+CALLS = 16  # in a graph of calls
 
 
 def recorded(stream: torch.cuda.Stream, *, timing: bool = False, external: bool = False) -> torch.cuda.Event:
@@ -30,6 +31,18 @@ def replay_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, reset: Cal
         last = recorded(stream, timing=True)
     torch.cuda.synchronize()
     return float(first.elapsed_time(last)) * 1e3
+
+
+def call_us(call: Callable[[int], object]) -> float:
+    """Microseconds of a call among others: the median over replays of a graph of `call(0)` to `call(15)`, by call.
+
+    The number lets it take other inputs. It must have been called before, so that nothing is compiled in the capture.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(CALLS):
+            call(number)
+    return median_us(graph, torch.cuda.current_stream(), torch.cuda.synchronize) / CALLS
 
 
 def between_us(events: Sequence[torch.cuda.Event]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hisparse.commands import bench_decode, bench_serve
-from hisparse.commands.options import JsonOption, print_json, whole_numbers
+from hisparse.commands.options import CommitOption, JsonLinesOption, JsonOption, print_json, whole_numbers
 
 if TYPE_CHECKING:
     from hisparse.bench.resolve_setup import Setup
@@ -74,12 +74,6 @@ SweepOption = Annotated[
     typer.Option("--sweep", help="IO, probe and the rest, over B / k and over the batch; one JSON line a point."),
 ]
 FigureOption = Annotated[Path | None, typer.Option("--figure", help="With --sweep: a .png or .svg to draw.")]
-CommitOption = Annotated[
-    str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
-]
-
-
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")]
 
 
 @app.callback()

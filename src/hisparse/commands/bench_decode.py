@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hisparse.commands.options import print_json, whole_numbers
+from hisparse.commands.options import CommitOption, JsonLinesOption, print_json, whole_numbers
 
-CommitOption = Annotated[
-    str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
-]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")]
 CHURNS = {"low": 0.13, "high": 0.27}  # about 6.3 and 13.2 % misses at B = 2 k
 
 

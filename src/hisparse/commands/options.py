@@ -61,6 +61,10 @@ ConfigOption = Annotated[
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens to generate a prompt.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A torch device.")]
+CommitOption = Annotated[
+    str | None, typer.Option("--commit", help="The commit to name, where there is no git history.")
+]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON line a result, for machines.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for machines.")]
 
 

@@ -22,13 +22,13 @@ from hisparse.kernels.registration import register
 from hisparse.kernels.resolve import check_size, empty_slots, launch_resolve
 from hisparse.kernels.state import LaunchState, MissPlan
 from hisparse.kernels.tables import (
-    HEATED,
     MOST_ROWS,
     POLICY_NUMBERS,
     launch_insert,
     launch_rebuild_order,
     launch_release,
 )
+from hisparse.order import POLICIES
 
 
 def resolve(
@@ -229,7 +229,7 @@ def rebuild_order(
     count = most if num_layers is None else num_layers
     if first_layer < 0 or not 0 < count <= most:
         raise ValueError(f"there are layers 0 to {tables.stamp.shape[0] - 1}, got {count} from {first_layer} on")
-    if policy in HEATED and state.heat.shape[1:] != tables.slot_of_row.shape:
+    if POLICIES[policy].heated and state.heat.shape[1:] != tables.slot_of_row.shape:
         raise ValueError(
             f"the policy {policy!r} needs a launch state with the heat of all rows, {list(tables.slot_of_row.shape)}, "
             f"got {list(state.heat.shape[1:])}: new_launch_state(..., heated_rows=...)"

@@ -15,7 +15,6 @@ from hisparse.kernels.params import (
 from hisparse.kernels.state import NUM_BINS
 
 POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2, "two_rate": 3}  # `Policy` of rebuild_order.cu
-HEATED = ("two_rate",)  # policies that rank by heat
 SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
 MOST_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
 WARP = 32

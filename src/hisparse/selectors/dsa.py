@@ -190,7 +190,7 @@ class DSA:
         return mask[:, :length]
 
     def _has_kernels(self, query: Tensor) -> bool:
-        return query.is_cuda and self._kernels.takes(query.shape[-2], query.shape[-1], self.dtype, query.dtype)
+        return self.has_kernels_for(query.shape[-2], query.dtype, query.device)
 
     def _check(self, query: Tensor, weights: Tensor) -> None:
         if query.shape[-1] != self.head_dim or query.shape[:-1] != weights.shape:
