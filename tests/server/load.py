@@ -34,7 +34,7 @@ MALFORMED = (  # bodies, each refused with 400
     b"[" * 5000,
 )
 KINDS = ("whole", "streamed", "chat", "left", "refused", "malformed", "too long")  # what comes of requests
-PAUSE_S = 0.05  # of a client that was refused
+PAUSE_S = 0.4  # of a client that was refused: clients share the interpreter with the server, and would starve it
 
 
 class Question(NamedTuple):
@@ -85,13 +85,17 @@ class Clients:
         url: the server's.
         questions: what clients ask.
         count: how many ask at once, each one request after the other.
-        seconds: after which nobody asks any more, once each kind of outcome was seen.
+        seconds: after which nobody asks any more, once each kind of outcome was seen and `seen_all` says so.
+        seen_all: whether the server did what it was to do under this load; waited for PATIENCE_S at most.
     """
 
-    def __init__(self, url: str, questions: Sequence[Question], count: int, seconds: float) -> None:
+    def __init__(
+        self, url: str, questions: Sequence[Question], count: int, seconds: float, seen_all: Callable[[], bool]
+    ) -> None:
         self.tally, self.memory = Tally(), Memory()
         self._url, self._questions, self._count = url, questions, count
         self._until = time.monotonic() + seconds
+        self._seen_all = seen_all
         self._client: httpx.AsyncClient
 
     async def run(self) -> None:
@@ -111,7 +115,7 @@ class Clients:
             self._malformed: 10,
             self._too_long: 8,
         }
-        while time.monotonic() < self._until or not all(self.tally.counts[kind] for kind in KINDS):
+        while self._goes_on():
             kind = choose.choices(list(kinds), list(kinds.values()))[0]
             try:
                 came = await kind(choose)
@@ -121,6 +125,12 @@ class Clients:
             self.tally.counts[came] += 1
             if came == "refused":
                 await asyncio.sleep(PAUSE_S * (1 + choose.random()))
+
+    def _goes_on(self) -> bool:
+        over_by = time.monotonic() - self._until
+        if over_by < 0 or over_by > PATIENCE_S:
+            return over_by < 0
+        return not (all(self.tally.counts[kind] for kind in KINDS) and self._seen_all())
 
     async def _whole(self, choose: random.Random) -> str:
         """One answer or two, perhaps urgent."""

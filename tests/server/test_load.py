@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from hisparse.checkpoint import Loaded
-from tests.server.load import Clients, mixed_questions
+from tests.server.load import KINDS, Clients, mixed_questions
 from tests.server.serving import Served, alone, assert_nothing_left, prompt_of, wait_until
 
 SECONDS = float(os.environ.get("HISPARSE_LOAD_SECONDS", "8"))
@@ -46,16 +46,24 @@ def test_four_times_the_capacity(loaded: Loaded) -> None:
     questions = mixed_questions(lambda prompt, count: alone(loaded, prompt_of(loaded, prompt), max_tokens=count))
     served = Served(loaded, max_waiting=5)
     files = num_open_files()
-    clients = Clients(served.url, questions, count=4 * served.loop.max_unfinished, seconds=SECONDS)
+    scheduler = served.loop.engine.scheduler
+    clients = Clients(
+        served.url,
+        questions,
+        count=4 * served.loop.max_unfinished,
+        seconds=SECONDS,
+        seen_all=lambda: scheduler.num_retractions > 0,
+    )
     with silent_connections(served):
         asyncio.run(clients.run())
         assert served.get("/health").status_code == 200
     counts, peaks = clients.tally.counts, clients.memory.peaks(4)
     report = {"seconds": SECONDS, "requests": counts.total(), **counts, "peak_mb": [peak / 1e6 for peak in peaks]}
-    print(json.dumps(report | {"retractions": served.loop.engine.scheduler.num_retractions}))
+    print(json.dumps(report | {"retractions": scheduler.num_retractions}))
 
     assert clients.tally.wrong == []
-    assert served.loop.engine.scheduler.num_retractions > 0
+    assert set(KINDS) <= set(+counts)
+    assert scheduler.num_retractions > 0
     assert_nothing_left(served.loop)
     tables = served.loop.engine.runner.cache.device_pool.tables
     assert (tables.row_of_slot == -1).all()
