@@ -10,7 +10,8 @@ from hisparse.bench import serve
 from hisparse.bench.serve import Setup, bench
 from hisparse.bench.serve_endpoint import EndpointError, open_client
 from hisparse.bench.serve_load import Load
-from tests.bench.fake_server import FakeServer, answer
+from hisparse.bench.serve_table import table
+from tests.bench.fake_server import DONE, FakeServer, answer, stream, text, usage
 
 LOAD = Load(concurrency=3, requests=10)
 
@@ -98,6 +99,73 @@ def test_fields_of_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all((body["ignore_eos"], body["temperature"], body["model"]) == (True, 1, "named") for body in server.bodies)
 
 
+def test_a_field_that_the_server_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(body: dict[str, Any]) -> httpx.Response:
+        if "max_tokens" in body:
+            return httpx.Response(400, json={"error": {"message": "max_tokens is unsupported"}})
+        return answer(body | {"max_tokens": body["max_completion_tokens"]})
+
+    server = FakeServer(strict)
+    with pytest.raises(EndpointError, match=r"max_tokens is unsupported; .* leave it out with --extra"):
+        run(monkeypatch, server, chat=True)
+    result = run(monkeypatch, server, chat=True, extra={"max_tokens": None, "max_completion_tokens": 5})
+    assert (result["completed"], result["output_tokens"]) == (10, 50)
+
+
+def test_tokens_that_are_read_as_text_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer(lambda body: answer(body | {"prompt": str(body["prompt"])}))
+    assert run(monkeypatch, server)["prompts"] == "random text"
+
+
+@pytest.mark.parametrize("load", [LOAD, Load(rate=3000, requests=10)])
+def test_a_server_that_counts_only_whole_answers(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    """As llama-cpp-python does; it refuses token ids, and sends [DONE]."""
+
+    def respond(body: dict[str, Any]) -> httpx.Response:
+        if isinstance(body["prompt"], list):
+            return httpx.Response(500, json={"error": {"message": "should be a valid string"}})
+        if not body.get("stream"):
+            return answer(body)
+        return stream(*[text("x")] * body["max_tokens"], text("", "length"), DONE)
+
+    result = run(monkeypatch, FakeServer(respond), load, input_tokens=120)
+    assert (result["completed"], result["output_tokens"], result["prompt_tokens"]) == (10, 50, None)
+    written = table(result)
+    assert "random text, about 120 tokens;" in written
+    assert "counted by chunks, in 10 of 10 answers: no usage came" in written
+
+
+@pytest.mark.parametrize("load", [LOAD, Load(rate=3000, requests=10)])
+def test_a_server_that_says_who_speaks_and_not_that_it_is_done(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    """As transformers does: a first chunk of a role alone, then text, and usage beside the finish reason."""
+
+    def delta(**fields: str) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": fields}]}
+
+    def respond(body: dict[str, Any]) -> httpx.Response:
+        if not body.get("stream"):
+            return answer(body)
+        count = {"prompt_tokens": 20, "completion_tokens": 5}
+        end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "usage": count}
+        return stream(delta(role="assistant"), *[delta(content="x")] * 5, end)
+
+    result = run(monkeypatch, FakeServer(respond), load, chat=True)
+    assert (result["completed"], result["output_tokens"], result["prompt_tokens"]) == (10, 50, 200)
+    assert result["output_counted_by"] == "usage"
+    assert result["tpot_ms"]["mean"] > 0
+
+
+def test_a_server_that_does_neither_stream_nor_heed_max_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def respond(body: dict[str, Any]) -> httpx.Response:
+        return stream(text("all of it", "stop"), usage(20, 9), DONE) if body.get("stream") else answer(body)
+
+    result = run(monkeypatch, FakeServer(respond))
+    assert (result["completed"], result["completed_long"], result["completed_in_one_piece"]) == (10, 10, 10)
+    assert result["tpot_ms"]["mean"] is None
+    assert "10 answers are longer than asked" in table(result)
+    assert "10 answers came in one piece" in table(result)
+
+
 def refuse(status: int) -> FakeServer:
     return FakeServer(lambda body: httpx.Response(status, json={"error": {"message": "so it is"}}))
 
@@ -105,12 +173,14 @@ def refuse(status: int) -> FakeServer:
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (FakeServer(models=()), "lists 0 models"),
+        (FakeServer(models=()), "lists no model: give --model"),
         (FakeServer(models=("a", "b")), r"lists 2 models \(a, b\): choose with --model"),
         (refuse(401), "HTTP 401: so it is; give --api-key"),
         (refuse(404), "try --chat"),
         (refuse(503), "HTTP 503: so it is"),
         (refuse(400), "refuses a short prompt: HTTP 400: so it is"),
+        (FakeServer(lambda body: httpx.Response(200, text="<p>hello")), "not answer in OpenAI's form: <p>hello"),
+        (FakeServer(lambda body: httpx.Response(422, json={"detail": "which?"})), r"HTTP 422: which\?; if the server"),
     ],
 )
 def test_a_server_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, server: FakeServer, message: str) -> None:

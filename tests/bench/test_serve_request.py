@@ -42,6 +42,18 @@ def test_a_server_without_usage_has_its_chunks_counted() -> None:
     assert (outcome.prompt_tokens, outcome.usage_tokens, outcome.output_tokens) == (None, None, 2)
 
 
+def test_a_server_that_sends_usage_and_does_not_count_has_its_chunks_counted() -> None:
+    outcome = outcome_of(stream(text("a"), text("b", "stop"), usage(0, 0), DONE))
+    assert (outcome.prompt_tokens, outcome.output_tokens) == (None, 2)
+
+
+def test_a_connection_that_is_lost_after_the_last_text() -> None:
+    pieces: list[bytes | Exception | None] = [*lines(text("a"), text("b", "stop"), usage(5, 2), DONE)]
+    outcome = outcome_of(httpx.Response(200, stream=Body([*pieces, httpx.RemoteProtocolError("gone")])))
+    assert outcome.is_complete
+    assert outcome.output_tokens == 2
+
+
 @pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
 def test_a_chat_and_its_thoughts(field: str) -> None:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {field: "a"}, {"content": "b"}, {}]
@@ -82,6 +94,14 @@ FAILURES: dict[str, tuple[httpx.Response | Exception, str, str]] = {
         "error in the stream",
         "out of memory",
     ),
+    "an error that is a text": (stream({"error": "no memory", "error_type": "x"}), "error in the stream", "no memory"),
+    "refused by a framework": (httpx.Response(422, json={"detail": "no such field"}), "HTTP 422", "no such field"),
+    "interrupted for another": (
+        httpx.Response(200, stream=Body([*lines(text("a"), DONE), httpx.RemoteProtocolError("gone")])),
+        "connection lost",
+        "gone",
+    ),
+    "nothing at all": (stream(), "cut off", "after 0 chunks with text"),
     "cut off": (stream(text("a"), text("b")), "cut off", "text/event-stream"),
     "not a stream": (httpx.Response(200, json={"choices": []}), "cut off", "application/json"),
     "not JSON": (stream(text("a"), b"{oops"), "malformed event", "{oops"),

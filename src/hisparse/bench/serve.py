@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import httpx
 
 from hisparse.bench.provenance import commit_here
-from hisparse.bench.serve_endpoint import Endpoint, EndpointError, find_model, open_client, random_prompts
+from hisparse.bench.serve_endpoint import LEAVE_OUT, Endpoint, EndpointError, find_model, open_client, random_prompts
 from hisparse.bench.serve_load import Load
 from hisparse.bench.serve_prompts import FilePrompts, Prompts, read_file
 from hisparse.bench.serve_report import summarize
-from hisparse.bench.serve_request import Outcome, ask
+from hisparse.bench.serve_request import Failure, Outcome, ask
 
+REFUSES_FIELDS = ("HTTP 400", "HTTP 422")  # how servers answer to fields that they do not know
 WARM_UP = -1  # its number: no measured request has its prompt
 
 
@@ -40,7 +41,7 @@ class Setup:
         output_tokens: the most tokens of an answer, where the prompt does not say.
         seed: of random prompts.
         timeout_s: a request that takes longer has failed.
-        extra: fields of every request.
+        extra: fields of every request; None leaves one out.
         warm_up: requests that are sent first, one by one, and not measured.
     """
 
@@ -111,6 +112,10 @@ async def _bench(setup: Setup, file: FilePrompts | None, on_end: Callable[[], No
     }
 
 
+def _advice(failure: Failure) -> str:
+    return f"; {LEAVE_OUT}" if failure.kind in REFUSES_FIELDS else ""
+
+
 class _Job(NamedTuple):
     body: bytes
     max_tokens: int
@@ -133,7 +138,7 @@ class _Run:
             if outcome.failure is not None:
                 raise EndpointError(
                     f"the first request, which is not measured, failed already: {outcome.failure.kind}: "
-                    f"{outcome.failure.message}"
+                    f"{outcome.failure.message}{_advice(outcome.failure)}"
                 )
 
     async def measure(self) -> dict[str, Any]:

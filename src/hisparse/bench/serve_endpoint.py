@@ -19,6 +19,8 @@ PROBE_TOKENS = 16
 # Every tokenizer of a real model has the first range, and no special token in it; tiny ones of bytes have the second.
 TOKEN_RANGES = ((100, 29_999), (3, 250))
 REFUSES_INPUT = (400, 422, 500, 501)  # how servers answer to a kind of prompt that they do not know
+MARKS = 4  # the most special tokens that a server puts around the tokens of a prompt
+LEAVE_OUT = """if the server does not know a field, leave it out with --extra '{"NAME": null}'"""
 
 
 class EndpointError(HiSparseError):
@@ -32,7 +34,7 @@ class Endpoint:
     Args:
         model: its name.
         chat: ask /chat/completions, not /completions.
-        extra: fields that every request has besides the standard ones, and instead of them.
+        extra: fields that every request has besides the standard ones, and instead of them; None leaves one out.
     """
 
     model: str
@@ -52,7 +54,8 @@ class Endpoint:
             messages = prompt.content if prompt.is_messages else [{"role": "user", "content": prompt.content}]
             content = {"messages": messages}
         asked = {"model": self.model, "max_tokens": max_tokens, "temperature": 0}
-        return {**content, **asked, **streaming, **self.extra}
+        fields = {**content, **asked, **streaming, **self.extra}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def open_client(base_url: str, api_key: str | None) -> httpx.AsyncClient:
@@ -80,7 +83,9 @@ async def find_model(client: httpx.AsyncClient) -> str:
         names = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, TypeError, LookupError) as error:
         raise EndpointError(f"{response.url} does not list models in OpenAI's form: give --model") from error
-    if len(names) != 1:
+    if not names:
+        raise EndpointError(f"{response.url} lists no model: give --model")
+    if len(names) > 1:
         raise EndpointError(f"{response.url} lists {len(names)} models ({', '.join(names[:5])}): choose with --model")
     return names[0]
 
@@ -90,7 +95,8 @@ async def random_prompts(client: httpx.AsyncClient, endpoint: Endpoint, length: 
     if not endpoint.chat:
         for first, last in TOKEN_RANGES:
             probe = [first, last] * (PROBE_TOKENS // 2)
-            if (await _probe(client, endpoint, Prompt(probe))).status_code == httpx.codes.OK:
+            response = await _probe(client, endpoint, Prompt(probe))
+            if response.status_code == httpx.codes.OK and _is_count(_prompt_tokens(response), PROBE_TOKENS):
                 return TokenPrompts(length, seed, first, last)
     return TextPrompts(await _words_of(client, endpoint, length), seed)
 
@@ -98,16 +104,29 @@ async def random_prompts(client: httpx.AsyncClient, endpoint: Endpoint, length: 
 async def _words_of(client: httpx.AsyncClient, endpoint: Endpoint, length: int) -> int:
     """How many words make `length` tokens, from two short prompts; without their usage: a word is a token."""
     few, many = 8, 40
-    counts: list[int] = []
+    counts = []
     for num_words in (few, many):
         response = await _probe(client, endpoint, TextPrompts(num_words, seed=0).prompt(0))
         if response.status_code != httpx.codes.OK:
-            raise EndpointError(f"the server refuses a short prompt: {describe(response)}")
-        counts.append((response.json().get("usage") or {}).get("prompt_tokens") or 0)
+            raise EndpointError(f"the server refuses a short prompt: {describe(response)}; {LEAVE_OUT}")
+        counts.append(_prompt_tokens(response) or 0)
     if counts[1] <= counts[0]:
         return length
     tokens_a_word = (counts[1] - counts[0]) / (many - few)
     return max(1, round(few + (length - counts[0]) / tokens_a_word))
+
+
+def _is_count(counted: int | None, tokens: int) -> bool:
+    """Whether a server that counted so many tokens, or does not count, took these for tokens and not for text."""
+    return counted is None or tokens <= counted <= tokens + MARKS
+
+
+def _prompt_tokens(response: httpx.Response) -> int | None:
+    try:
+        counted = (response.json().get("usage") or {}).get("prompt_tokens")
+    except (ValueError, AttributeError) as error:
+        raise EndpointError(f"{response.url} does not answer in OpenAI's form: {shorten(response.text)}") from error
+    return counted if isinstance(counted, int) and counted > 0 else None
 
 
 async def _probe(client: httpx.AsyncClient, endpoint: Endpoint, prompt: Prompt) -> httpx.Response:
@@ -146,12 +165,18 @@ def _advice(status: int) -> str:
 def describe(response: httpx.Response) -> str:
     """A response that is an error, in a line: its status, and the message in it. Its body must have been read."""
     try:
-        body = response.json()
-        error = body.get("error", body)
-        message = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+        message = error_message(response.json())
+    except ValueError:
         message = response.text
-    return f"HTTP {response.status_code}: {shorten(str(message))}"
+    return f"HTTP {response.status_code}: {shorten(message)}"
+
+
+def error_message(body: Any) -> str:
+    """The message in an error's JSON, as OpenAI has it, or in a form that other servers have."""
+    for name in ("error", "detail", "message"):
+        if isinstance(body, dict) and body.get(name):
+            body = body[name]
+    return str(body)
 
 
 def shorten(text: str, longest: int = 200) -> str:

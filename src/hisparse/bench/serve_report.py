@@ -16,7 +16,8 @@ def summarize(outcomes: Sequence[Outcome], until: float, *, interrupted: bool) -
 
     Latencies are in milliseconds and count from the moment a request was due, so that neither a client nor a server
     that falls behind looks better for it: to the first text, from there to the end for each further token, between
-    neighbouring chunks with text, and to the end. A percentile of nothing is None.
+    neighbouring chunks with text, and to the end. An answer that came in one piece says nothing of its further tokens.
+    A percentile of nothing is None.
     """
     whole = [one for one in outcomes if one.is_complete]
     began = min((one.due_at for one in outcomes), default=until)
@@ -54,6 +55,8 @@ def _counts(outcomes: Sequence[Outcome], whole: Sequence[Outcome]) -> dict[str, 
         "sent": len(outcomes),
         "completed": len(whole),
         "completed_short": sum(one.output_tokens < one.asked_tokens for one in whole),
+        "completed_long": sum(one.output_tokens > one.asked_tokens for one in whole),
+        "completed_in_one_piece": sum(_is_one_piece(one) for one in whole),
         "failed": len(failures),
         "unfinished": sum(one.over_at is None for one in outcomes),
         "failures": dict(by_kind.most_common()),
@@ -69,9 +72,13 @@ def _latencies(whole: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
         first.append(_ms(start - one.due_at))
         last.append(_ms(end - one.due_at))
         between += (np.diff(one.text_at) * 1e3).tolist()
-        if one.output_tokens > 1:
+        if one.output_tokens > 1 and not _is_one_piece(one):
             each.append(_ms(end - start) / (one.output_tokens - 1))
     return {"ttft_ms": spread(first), "tpot_ms": spread(each), "itl_ms": spread(between), "latency_ms": spread(last)}
+
+
+def _is_one_piece(outcome: Outcome) -> bool:
+    return outcome.output_tokens > 1 >= len(outcome.text_at)
 
 
 def _counted_by(whole: Sequence[Outcome]) -> str:

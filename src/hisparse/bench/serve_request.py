@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from hisparse.bench.serve_endpoint import describe, shorten
+from hisparse.bench.serve_endpoint import describe, error_message, shorten
 
 DONE = b"[DONE]"
 HEADERS = {"Content-Type": "application/json"}
@@ -59,10 +59,10 @@ class Outcome:
     def take(self, event: dict[str, Any], now: float) -> None:
         """Note what an event of the stream says."""
         if event.get("error") is not None or event.get("object") == "error":
-            error = event.get("error") or event
-            raise StreamError("error in the stream", shorten(str(error.get("message", error))))
-        if usage := event.get("usage"):
-            self.prompt_tokens, self.usage_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            raise StreamError("error in the stream", shorten(error_message(event)))
+        if usage := event.get("usage"):  # 0: the server does not count
+            self.prompt_tokens = usage.get("prompt_tokens") or None
+            self.usage_tokens = usage.get("completion_tokens") or None
         for choice in event.get("choices") or ():
             has_text, reason = _has_text(choice), choice.get("finish_reason")
             if has_text:
@@ -85,7 +85,8 @@ async def ask(client: httpx.AsyncClient, path: str, body: bytes, outcome: Outcom
     except httpx.ConnectError as error:
         outcome.failure = Failure("no connection", shorten(str(error) or type(error).__name__))
     except httpx.HTTPError as error:
-        outcome.failure = Failure("connection lost", shorten(f"{type(error).__name__}: {error}"))
+        if outcome.finish_reason is None:  # or else the whole text was here already
+            outcome.failure = Failure("connection lost", shorten(f"{type(error).__name__}: {error}"))
     outcome.over_at = time.perf_counter()
 
 
@@ -101,7 +102,11 @@ async def _stream(client: httpx.AsyncClient, path: str, body: bytes, outcome: Ou
                 _take(outcome, data, time.perf_counter())
     if not done and outcome.finish_reason is None:
         kind = response.headers.get("content-type", "of no type")
-        raise StreamError("cut off", f"the answer ({kind}) ended without a finish reason or {DONE.decode()}")
+        raise StreamError(
+            "cut off",
+            f"the answer ({kind}) ended after {len(outcome.text_at)} chunks with text, without a finish reason or "
+            f"{DONE.decode()}: the server's log may say why",
+        )
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hisparse.bench.serve_prompts import TextPrompts
+
 LATENCIES = (
     ("time to first token", "ttft_ms"),
     ("time per output token", "tpot_ms"),
@@ -39,8 +41,10 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _asked(result: Mapping[str, Any]) -> str:
     given = result["input_tokens"]
-    prompts = f"prompts: {result['prompts']}" + ("" if given is None else f", {given} tokens")
-    if given is not None and result["prompt_tokens"] is not None and result["completed"]:
+    counted = result["prompt_tokens"] is not None and result["completed"]
+    about = "" if counted or result["prompts"] != TextPrompts.kind else "about "  # nobody counted
+    prompts = f"prompts: {result['prompts']}" + ("" if given is None else f", {about}{given} tokens")
+    if given is not None and counted:
         prompts += f" ({result['prompt_tokens'] / result['completed']:.0f} by the server's count)"
     return f"{prompts}; {result['asked_output_tokens']} tokens out"
 
@@ -62,6 +66,13 @@ def _caveats(result: Mapping[str, Any]) -> Iterator[str]:
     notes = []
     if result["output_counted_by"] != "usage":
         notes.append(f"output tokens are counted by {result['output_counted_by']}: no usage came")
+    if result["completed_long"]:
+        notes.append(f"{result['completed_long']} answers are longer than asked: the server does not heed max_tokens")
+    if result["completed_in_one_piece"]:
+        notes.append(
+            f"{result['completed_in_one_piece']} answers came in one piece: their time to first token is that of the "
+            f"whole, and they have no time per output token"
+        )
     if result["output_tokens_of_others"]:
         notes.append(
             f"{result['output_tokens_of_others']} output tokens of requests that did not complete, not counted"

@@ -46,7 +46,10 @@ def serve(
     chat: Annotated[bool, typer.Option("--chat", help="Ask for chat completions.")] = False,
     extra: Annotated[
         str | None,
-        typer.Option(help="""Fields of every request, as JSON: '{"ignore_eos": true}' for answers of full length."""),
+        typer.Option(
+            help="""Fields of every request, as JSON: '{"ignore_eos": true}' for answers of full length. """
+            """One that is null is left out: '{"max_tokens": null, "max_completion_tokens": 99}'."""
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides random prompts and arrivals.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds after which a request has failed.")] = 600.0,
