@@ -1,53 +1,73 @@
-"""Logits to tokens: greedy, or sampled by temperature, top-k and top-p from each request's own random stream."""
+"""Logits to tokens: greedy, or sampled by temperature, top-k and top-p from each request's own random stream.
 
-from collections.abc import Sequence
+All of it is done where the logits are, for all requests at once; a sampled token takes one number of its request's
+stream, so other requests of a batch change nothing. The host waits once, for the tokens.
+"""
+
+import random
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from hisparse.engine.request import Request, SamplingParams
+from hisparse.engine.request import Request
+
+ROWS = 16  # drawn from at a time: memory stays bounded for any batch
+LEAST_TEMPERATURE = 1e-30  # in float32; below, the likeliest tokens alone are left in any case
 
 
 class Sampler:
     """Chooses one token for each request and keeps each request's random stream."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, torch.Generator] = {}
+        self._streams: dict[int, random.Random] = {}
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
         """A token for each row of `logits` ([b, vocab] float32); None for a row that cannot be sampled from.
 
-        Such a row holds NaN, positive infinity, or negative infinity alone. Waits for the device once, and once more if
-        not all requests are greedy.
+        Such a row holds NaN, positive infinity, or negative infinity alone.
         """
-        tokens = [token if token >= 0 else None for token in _likeliest(logits).tolist()]
-        sampled = [
-            line
-            for line, (token, request) in enumerate(zip(tokens, requests, strict=True))
-            if token is not None and request.params.temperature > 0
-        ]
-        if sampled:
-            for line, row in zip(sampled, logits[sampled].cpu(), strict=True):
-                tokens[line] = self._draw(row, requests[line])
-        return tokens
+        tokens = _likeliest(logits)
+        plain: list[_Choice] = []
+        restricted: list[_Choice] = []  # by top-k or top-p
+        for line, request in enumerate(requests):
+            params = request.params
+            if params.temperature > 0:
+                is_plain = params.top_k == 0 and params.top_p == 1
+                (plain if is_plain else restricted).append(self._choice(line, request))
+        for choices, draw in ((plain, _draw), (restricted, _draw_restricted)):
+            for start in range(0, len(choices), ROWS):
+                _draw_into(tokens, logits, choices[start : start + ROWS], draw)
+        return [token if token >= 0 else None for token in tokens.tolist()]
 
     def forget(self, request: Request) -> None:
         """Drop the random stream of a request that ended."""
         self._streams.pop(request.id, None)
 
-    def _draw(self, logits: Tensor, request: Request) -> int:
-        probabilities = _restrict(logits, request.params).softmax(dim=-1)
-        return int(torch.multinomial(probabilities, 1, generator=self._stream(request)))
-
-    def _stream(self, request: Request) -> torch.Generator:
+    def _choice(self, line: int, request: Request) -> "_Choice":
+        params = request.params
         if request.id not in self._streams:
-            stream = torch.Generator()
-            if request.params.seed is None:
-                stream.seed()
-            else:
-                stream.manual_seed(request.params.seed)
-            self._streams[request.id] = stream
-        return self._streams[request.id]
+            self._streams[request.id] = random.Random(params.seed)
+        return line, self._streams[request.id].random(), params.temperature, params.top_k, params.top_p
+
+
+_Choice = tuple[int, float, float, int, float]  # line, a number of the stream, temperature, top_k, top_p
+
+
+def _draw_into(tokens: Tensor, logits: Tensor, choices: Sequence[_Choice], draw: Callable[..., Tensor]) -> None:
+    """Replace the tokens of these lines by drawn ones, but not those of rows that cannot be sampled from."""
+    lines, *columns = _upload(choices, logits.device).unbind(1)
+    lines = lines.long()
+    vocab = logits.shape[-1]
+    most = max(min(top_k or vocab, vocab) for *_, top_k, _ in choices)
+    drawn = draw(logits[lines], *(column[:, None] for column in columns), most)
+    tokens[lines] = torch.where(tokens[lines] < 0, -1, drawn)
+
+
+def _upload(choices: Sequence[_Choice], device: torch.device) -> Tensor:
+    """float64 [m, 5]; a copy that does not wait for the device."""
+    values = torch.tensor(choices, dtype=torch.float64)
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -60,31 +80,50 @@ def _likeliest(logits: Tensor) -> Tensor:
     return tokens.masked_fill(~largest.isfinite(), -1)
 
 
-def _restrict(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Logits ([vocab], on the CPU) over temperature, -inf for every token that top-k and top-p leave out."""
-    logits = logits.double()
-    scaled = (logits - logits.max()) / params.temperature  # the likeliest is 0, so that nothing overflows
-    if 0 < params.top_k < len(scaled):
-        scaled = _keep(scaled, _top_k(scaled, params.top_k))
-    return scaled if params.top_p == 1 else _keep(scaled, _top_p(scaled, params.top_p))
+def _draw(logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> Tensor:
+    """Tokens of rows [m, vocab] without top-k and top-p, int64 [m]; columns are float64 [m, 1]."""
+    return _pick(_weights(logits, logits.amax(dim=-1, keepdim=True), temperature), number)
 
 
-def _top_k(scaled: Tensor, k: int) -> Tensor:
-    """The k likeliest tokens; of equals, the first."""
-    least = scaled.topk(k).values[-1]
-    more, equal = (scaled > least).nonzero()[:, 0], (scaled == least).nonzero()[:, 0]
-    return torch.cat((more, equal[: k - len(more)]))
+def _draw_restricted(
+    logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, most: int
+) -> Tensor:
+    """The same among the top_k likeliest (0: all), and of those the fewest that have the probability top_p together.
+
+    No row needs more than its `most` likeliest tokens.
+    """
+    if logits.device.type == "cpu":  # counting them is quicker than sorting too many
+        weights = _weights(logits, logits.amax(dim=-1, keepdim=True), temperature)
+        # all tokens below (1 - p) / vocab have less than 1 - p together, also of what top-k leaves
+        least = weights.sum(dim=-1, keepdim=True) * (1 - top_p) / 2 / logits.shape[-1]
+        most = min(most, int((weights >= least).sum(dim=-1).max()))
+    tokens = _likeliest_first(logits, most)
+    ordered = logits.gather(-1, tokens)
+    weights = _weights(ordered, ordered[:, :1], temperature).double()
+    rank = torch.arange(most, device=logits.device)
+    weights.masked_fill_((rank >= top_k) & (top_k > 0), 0)
+    before = weights.cumsum(dim=-1) - weights
+    weights.masked_fill_(before >= top_p * weights.sum(dim=-1, keepdim=True), 0)
+    return tokens.gather(-1, _pick(weights, number)[:, None])[:, 0]
 
 
-def _top_p(scaled: Tensor, p: float) -> Tensor:
-    """The fewest likeliest tokens that have the probability p together; of equals, the first."""
-    probabilities = scaled.softmax(dim=-1)
-    # all tokens below (1 - p) / vocab have less than 1 - p together; the others are few, and soon sorted
-    tokens = (probabilities >= (1 - p) / 2 / len(scaled)).nonzero()[:, 0]
-    ordered, order = probabilities[tokens].sort(descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered  # of all likelier tokens
-    return tokens[order[before < p]]
+def _likeliest_first(logits: Tensor, count: int) -> Tensor:
+    """The likeliest tokens of each row in order, int64 [m, count]; of equals, the first."""
+    bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
+    rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers in the order of the numbers
+    last = (1 << 32) - 1
+    place = last - torch.arange(logits.shape[-1], device=logits.device)
+    return last - (((rising << 32) | place).topk(count, dim=-1).values & last)
 
 
-def _keep(scaled: Tensor, tokens: Tensor) -> Tensor:
-    return torch.full_like(scaled, -torch.inf).scatter_(0, tokens, scaled[tokens])
+def _weights(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """Unnormalised probabilities, float32; the largest is 1, so that nothing overflows."""
+    return ((logits - largest) / temperature.clamp(min=LEAST_TEMPERATURE).float()).exp_()
+
+
+def _pick(weights: Tensor, number: Tensor) -> Tensor:
+    """Where each row's sum first exceeds this share, from 0 to below 1, of the whole: never a weight of zero."""
+    sums = weights.cumsum(dim=-1, dtype=torch.float64)
+    whole = sums[:, -1:]
+    share = torch.minimum(number * whole, whole.nextafter(torch.zeros_like(whole)))
+    return torch.searchsorted(sums, share, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
