@@ -314,7 +314,8 @@ def test_rule_11_policies_evict_differently_and_hand_out_the_same_records() -> N
             outputs[policy] += [driver.cache.records(layer)[slots[layer].long()] for layer in range(2)]
             evicted[policy].append(resident(driver.cache, request))
         driver.cache.check_integrity()
-    assert len({str(lists) for lists in evicted.values()}) == len(EVERY_POLICY)
+    assert evicted.pop("two_rate_tier") == evicted["two_rate"]  # without ranks
+    assert len({str(lists) for lists in evicted.values()}) == len(EVERY_POLICY) - 1
     for found in outputs.values():
         assert all(torch.equal(a, b) for a, b in zip(found, outputs["lru"], strict=True))
 

@@ -205,6 +205,29 @@ class CacheMachine(RuleBasedStateMachine):
                 if position >= 0:
                     assert torch.equal(pool[slot], self.bytes[request, position, layer])
 
+    @rule(share=st.floats(0, 1))
+    def seed(self, share: float) -> None:
+        request = self.pick(State.ACTIVE)
+        if request is None or not request.length:
+            return
+        layout, before = self.cache.layout, self.cache.backend.step_number
+        most = min(layout.device_buffer_size, request.length)
+        best = {anchor: self.random.sample(range(request.length), round(share * most)) for anchor in set(self.anchors)}
+        positions = {anchor: torch.tensor(chosen, dtype=torch.int32) for anchor, chosen in best.items()}
+        self.cache.seed(request, {anchor: chosen.to(self.device) for anchor, chosen in positions.items()})
+        for anchor, chosen in best.items():
+            rows = [self.row(request, position) for position in chosen]
+            pieces = [rows[start : start + layout.top_k] for start in range(0, len(rows), layout.top_k)]
+            for moment, piece in enumerate(reversed(pieces), start=before + 1):
+                self.oracle[anchor].resolve(piece, moment)
+            slots = self.cache.device_pool.layer(anchor).slot_of_row[rows].cpu()
+            certain = slice(None) if self.policy == "lru" else slice(layout.top_k)  # others may leave for better ones
+            assert (slots[certain] >= 0).all()
+            there = positions[anchor].masked_fill(slots < 0, -1)
+            for layer in range(LAYERS):
+                if self.anchors[layer] == anchor:
+                    self.check_slots(layer, [request], there[None], slots[None])
+
     @rule()
     def step_that_fails(self) -> None:
         request = self.pick(State.ACTIVE)

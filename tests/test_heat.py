@@ -1,16 +1,18 @@
 """The two-rate policy in the cache: the same misses as the simulator's, over a recorded trace and any schedule."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from hisparse.cache import HierarchicalCache
-from hisparse.device_pool import DevicePool, fetched, hit
-from hisparse.heat import RowHeat
+from hisparse.device_pool import FREE, DevicePool, fetched, hit
+from hisparse.heat import RowHeat, mark_ranked
 from hisparse.layout import CacheLayout, num_pages_for
 from hisparse.order import HOT, POLICIES, SLOW_BITS
+from hisparse.ranking import Ranking
 from hisparse.trace.read import open_trace
 from hisparse.trace.simulator import simulate
 from hisparse.trace.stream import make_stream
@@ -20,10 +22,20 @@ from tests.trace.traces import CUT
 
 NEAR = {  # policy: the simulator's name for it, and how near they must come, in points
     "two_rate": ("two_rate", 0.1),
+    "two_rate_tier": ("two_rate_tier", 0.1),
     "lru": ("lru_paper", 0.1),
     "fifo": ("fifo", 0.7),  # a new record's victim is taken before the step has selected, and may be selected then
     "random": ("random", 0.4),
 }
+
+
+def best_of(trace: Trace, step: int, line: int, count: int) -> Ranking:
+    """The best positions of a selection, which are all that a policy looks at."""
+    assert trace.runners_up is not None
+    assert count == 2 * trace.k
+    positions = np.concatenate((trace.selection[step, line], trace.runners_up[step, line]))
+    ranked = torch.from_numpy(positions)[None].to(torch.get_default_device())
+    return Ranking(ranked, torch.zeros(ranked.shape))
 
 
 def cache_misses(trace: Trace, policy: str, size: int) -> np.ndarray:
@@ -44,7 +56,8 @@ def cache_misses(trace: Trace, policy: str, size: int) -> np.ndarray:
         with cache.step([request]):
             for line in range(trace.num_lines):
                 cache.append(line, torch.zeros(1, 16, dtype=torch.uint8))
-                cache.resolve(line, torch.from_numpy(trace.selection[step, line])[None].to(device))
+                selection = torch.from_numpy(trace.selection[step, line])[None].to(device)
+                cache.resolve(line, selection, partial(best_of, trace, step, line))
         counts[step] = [cache.statistics(line).misses - count for line, count in enumerate(before)]
     cache.check_integrity()
     return counts
@@ -87,8 +100,9 @@ def test_heat_is_kept_by_row() -> None:
 
 
 @pytest.mark.usefixtures("each_backend")
-def test_slots_are_right_under_two_rate() -> None:
-    driver = new_driver(policy="two_rate")
+@pytest.mark.parametrize("policy", ["two_rate", "two_rate_tier"])
+def test_slots_are_right_under_two_rate(policy: str) -> None:
+    driver = new_driver(policy=policy)
     first, second = driver.admit(staged=20), driver.admit(staged=20)
     for step, selection in enumerate(CHURN * 3):
         driver.step({first: selection, second: [position + step % 3 for position in selection]})
@@ -100,6 +114,20 @@ def test_slots_are_right_under_two_rate() -> None:
 
 
 @pytest.mark.usefixtures("each_backend")
+def test_what_is_ranked_next_cools_more_slowly() -> None:
+    tables = DevicePool(small_layout(num_layers=1, max_requests=1), torch.device("cpu")).layer(0)
+    for slot, row in enumerate((4, 5, 6)):
+        tables.row_of_slot[slot], tables.slot_of_row[row] = row, slot
+        tables.stamp[slot] = tables.entered[slot] = hit(1)
+    tables.stamp[2] = hit(2)
+    mark_ranked(tables, torch.tensor([[6, 5, 400, -1]]), 2)  # 6 is selected, 5 comes next, 400 is nowhere
+    assert tables.stamp[:4].tolist() == [hit(1), fetched(2), hit(2), FREE]
+    heat = RowHeat(1, 512, torch.device("cpu"))
+    heat.end_step(0, tables, 2)
+    cold, warm, hot = heat._heat[0, 4:7].tolist()
+    assert 0 == cold < warm < hot
+
+
 def test_stamps_that_are_renumbered_change_no_ranks() -> None:
     driver = new_driver(policy="two_rate")
     request = driver.admit(staged=20)

@@ -80,6 +80,7 @@ def test_only_recency_lists_may_be_used_again() -> None:
         "fifo": False,
         "random": False,
         "two_rate": False,
+        "two_rate_tier": False,
     }
     assert all(policy.name == name for name, policy in POLICIES.items())
 

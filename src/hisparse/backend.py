@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hisparse import reference
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool, hit
-from hisparse.heat import RowHeat
+from hisparse.heat import RowHeat, mark_ranked
 from hisparse.host_memory import Progress
 from hisparse.host_pool import HostPool, rows_of
 from hisparse.layout import CacheLayout
-from hisparse.order import Policy
+from hisparse.order import RANKED, Policy
+from hisparse.ranking import Best
 from hisparse.reference.rebuild_order import order_is_due
 
 
@@ -62,11 +63,18 @@ class Backend(Protocol):
         """Write uint8 [b, record_bytes] records to slots and host rows, at the latest when the layer is resolved."""
 
     def resolve(
-        self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
+        self,
+        layer: int,
+        selection: Tensor,
+        request_index: Tensor,
+        lengths: Tensor,
+        page_table: Tensor,
+        best: Best | None = None,
     ) -> Tensor:
         """Selection int32 [b, k] to slots int32 [b, k], fetching what is missing; `layer` is an anchor.
 
-        A position that is negative or at least the line's length (int64 [b]) is a pad, and gets -1.
+        A position that is negative or at least the line's length (int64 [b]) is a pad, and gets -1. A policy that wants
+        ranks asks `best` for them.
         """
 
     def follow(self, layer: int) -> None:
@@ -141,12 +149,18 @@ class ReferenceBackend:
         reference.write_through(records[live], slots[live], rows[live], pool, host)
 
     def resolve(
-        self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
+        self,
+        layer: int,
+        selection: Tensor,
+        request_index: Tensor,
+        lengths: Tensor,
+        page_table: Tensor,
+        best: Best | None = None,
     ) -> Tensor:
         """See `Backend`. The order is made again right here if it is due: there is no side stream."""
         tables = self.device_pool.layer(layer)
-        known = selection.masked_fill(selection >= lengths[:, None], -1)
-        rows = rows_of(page_table[request_index], known)  # line -1 of a padded request is any line: it has no positions
+        pages = page_table[request_index]  # line -1 of a padded request is any line: it has no positions
+        rows = rows_of(pages, selection.masked_fill(selection >= lengths[:, None], -1))
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
         group = self._layout.group_of[layer]
         policy = self.policies[group]
@@ -155,6 +169,8 @@ class ReferenceBackend:
         for shared in self._layout.shared_layers(layer) if self._io else ():
             host, pool = self.host_pool.records[shared], self.device_pool.records[shared]
             reference.replay(resolved.miss_rows, resolved.miss_slots, host, pool)
+        if policy.ranked and best is not None:
+            mark_ranked(tables, rows_of(pages, best(RANKED * self._layout.top_k).positions), self.step_number)
         if self.heat is not None:
             self.heat.end_step(group, tables, self.step_number)
         if order_is_due(tables, policy):

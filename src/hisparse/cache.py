@@ -5,7 +5,7 @@ then, step by step, append the new record of every layer and resolve the layer's
 attention can read. The cache sees positions and bytes: no selector, model or dtype is named here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -20,7 +20,8 @@ from hisparse.host_pool import HostPool
 from hisparse.integrity import check_cache
 from hisparse.layout import CacheLayout
 from hisparse.order import POLICIES
-from hisparse.resolve import as_bytes, check_positions, check_selection
+from hisparse.ranking import Best
+from hisparse.resolve import as_bytes, check_positions, check_seeds, check_selection
 from hisparse.selection_state import SelectionState
 from hisparse.statistics import Statistics, count_up
 from hisparse.step import Step, Steps
@@ -30,8 +31,11 @@ from hisparse.workspace import Workspace
 class SelectionObserver(Protocol):
     """Hears what layers select."""
 
-    def selected(self, layer: int, selection: Tensor, step: Step) -> None:
-        """A layer's selection, int32 [b, k], before it is resolved. Not called when a recorded step is replayed."""
+    def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
+        """A layer's selection, int32 [b, k], before it is resolved, and what it was chosen from if that is known.
+
+        Not called when a recorded step is replayed.
+        """
 
 
 class HierarchicalCache:
@@ -39,7 +43,7 @@ class HierarchicalCache:
 
     Args:
         layout: sizes, fixed for the cache's life.
-        policy: which record leaves the device pool first: "lru", "fifo", "random" or "two_rate".
+        policy: which record leaves the device pool first: one of `hisparse.order.POLICIES`.
         device: where slots, tables and selections are. The reference backend serves any torch device.
         selection_state: the selector's pages, admitted, saved and released together with the request's.
         debug: check at every resolve that positions are distinct and inside the history (reads back).
@@ -175,6 +179,34 @@ class HierarchicalCache:
             raise ValueError(f"end must be 0 to {request.staged[layer]}, the positions staged, got {end}")
         return self.workspace.read(partial(self.backend.fetch, layer), self.admission.rows(request, 0, end))
 
+    def has_slots_for_all(self, num_positions: int = 0) -> bool:
+        """Whether every record of the requests on the device, and `num_positions` more, can have a slot at one time."""
+        active = (request.length for request in self.requests if request.state is State.ACTIVE)
+        return sum(active) + num_positions <= self.layout.num_slots
+
+    def seed(self, request: CacheRequest, positions: Mapping[int, Tensor]) -> None:
+        """Fetch what a request will probably select, before its first step.
+
+        The top_k best are certain to be on the device then, and with the policy "lru" all.
+
+        Args:
+            request: an active one.
+            positions: by layer (anchors alone), int32 [m] distinct positions of its history, the best first, -1 pads; m
+                is at most `device_buffer_size`. They are counted as hits and misses like any others.
+
+        Raises:
+            ValueError: a layer that uses another's selection, or positions of another shape, dtype or device.
+        """
+        self._steps.check_idle("seed")
+        self.admission.check_member(request, State.ACTIVE)
+        for layer, best in positions.items():
+            self._check_layer(layer)
+            self._check_anchor(layer)
+            check_seeds(best, self.layout, self.device)
+            if self.debug:
+                check_positions(best[None], torch.tensor([request.length], device=self.device))
+        self._steps.seed(request, positions)
+
     # Decode
 
     def step(
@@ -232,7 +264,7 @@ class HierarchicalCache:
         self.backend.write_through(layer, raw, step.slots[self.layout.group_of[layer]], step.rows)
         self._steps.note_append(layer)
 
-    def resolve(self, layer: int, selection: Tensor) -> Tensor:
+    def resolve(self, layer: int, selection: Tensor, best: Best | None = None) -> Tensor:
         """Bring every selected record into the device pool and say where it is.
 
         Args:
@@ -240,6 +272,8 @@ class HierarchicalCache:
             selection: int32 [b, k] positions, k <= top_k, distinct in a request, -1 pads. The newest
                 position, whose record `append` takes, may be among them. Ascending order is best: neighbours in the
                 host pool are then fetched together.
+            best: gives the best positions, [b, n], of which `selection` is the top. The policy "two_rate_tier" asks it
+                for 2k of them, beside the step; without it that policy is "two_rate".
 
         Returns:
             int32 [b, k] slots of `records(layer)`, -1 where the selection is negative or past the request's
@@ -251,16 +285,16 @@ class HierarchicalCache:
         """
         step = self._steps.current("resolve")
         self._check_layer(layer)
-        if self.layout.anchors[layer] != layer:
-            raise ValueError(f"layer {layer} uses the selection of layer {self.layout.anchors[layer]}: follow({layer})")
+        self._check_anchor(layer)
         self._steps.check_has_records(layer)
         check_selection(selection, self.layout, step.batch_size, self.device)
         if self.debug and step.requests:
             live = len(step.requests)
             check_positions(selection[:live], step.lengths[:live])
         if self.observer is not None and step.requests:
-            self.observer.selected(layer, selection, step)
-        slots = self.backend.resolve(layer, selection, step.request_index, step.lengths, self.admission.page_table)
+            self.observer.selected(layer, selection, step, best)
+        page_table = self.admission.page_table
+        slots = self.backend.resolve(layer, selection, step.request_index, step.lengths, page_table, best)
         self._steps.note_resolve(layer, slots)
         return slots
 
@@ -319,6 +353,10 @@ class HierarchicalCache:
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.num_layers:
             raise ValueError(f"layer must be 0 to {self.layout.num_layers - 1}, got {layer}")
+
+    def _check_anchor(self, layer: int) -> None:
+        if self.layout.anchors[layer] != layer:
+            raise ValueError(f"layer {layer} uses the selection of layer {self.layout.anchors[layer]}: follow({layer})")
 
     def _check_staging(self, layer: int, request: CacheRequest, start: int, end: int) -> None:
         if start != request.staged[layer]:

@@ -31,7 +31,10 @@ class HiSparseConfig:
             the model has: its indexer, or else Quest. An indexer reads at most what its model was trained to.
         prefetch: on a GPU, fetch what layers share with their anchor as soon as the anchor's misses are known.
         cuda_graph: on a GPU, record the decode step of each size of batch and replay it.
-        policy: which record leaves the device pool first: "lru", "fifo", "random" or "two_rate".
+        policy: which record leaves the device pool first: "lru", "fifo", "random", "two_rate", or "two_rate_tier", the
+            same with what the selector ranks next.
+        seeding: when a prompt is read and the device pool is too small for everything, fetch what its last query ranks
+            highest, device_buffer_size records a layer, before the first token is decoded.
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
@@ -50,6 +53,7 @@ class HiSparseConfig:
     host_to_device_ratio: float | None = None
     selector: str = "auto"
     policy: str = "lru"
+    seeding: bool = True
     quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
     kv_cache_dtype: str = "auto"
@@ -80,7 +84,7 @@ class HiSparseConfig:
         _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
-        for name in ("quest_per_kv_head", "prefetch", "cuda_graph"):
+        for name in ("seeding", "quest_per_kv_head", "prefetch", "cuda_graph"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.selector == "quest" and self.top_k and self.top_k < QUEST_PAGE:

@@ -8,7 +8,7 @@ Stamps count half steps: a record fetched in step s is stamped 2s and one hit in
 fetched record leaves before one that was hit in the same step. -1 marks a free slot.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ FREE = -1
 STEP_LIMIT = 2**30 - 2  # the last step whose stamps, 2 * step + 1, fit int32
 
 
-def fetched(step: int) -> int:
+@overload
+def fetched(step: int) -> int: ...
+@overload
+def fetched(step: Tensor) -> Tensor: ...
+def fetched(step: Tensor | int) -> Tensor | int:
     """The stamp of a record that entered in `step`."""
     return 2 * step
 

@@ -1,6 +1,7 @@
 """How warm every row is: what the two-rate rule (order.py) knows of records, in the device pool or not.
 
-It is brought up to date when a layer was resolved, from the stamps alone, and slots are ranked by it: here by the
+It is brought up to date when a layer was resolved, from the stamps alone: see `mark_ranked` for what a selector ranks
+next. Slots are ranked by it: here by the
 reference backend, on a GPU as part of making the order (cuda/rebuild_order.cu). Rows keep their averages while they are
 nowhere; their host pages' next owner starts from nothing.
 """
@@ -11,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hisparse.device_pool import SlotTables, fetched, hit
-from hisparse.order import HOT, SLOW_MASK, HeatedSlots, Policy, Slots, entry_heat, two_rate_keys, warm
+from hisparse.device_pool import FREE, SlotTables, fetched, hit
+from hisparse.order import HOT, SLOW_MASK, WARM, HeatedSlots, Policy, Slots, entry_heat, two_rate_keys, warm
 
 
 class _Heated(NamedTuple):
@@ -22,6 +23,19 @@ class _Heated(NamedTuple):
     stamp: Tensor
     entered: Tensor
     heat: Tensor
+
+
+def mark_ranked(tables: SlotTables, rows: Tensor, step: Tensor | int) -> None:
+    """What the step ranks high and does not select is stamped as fetched in it, so that the heat sees it.
+
+    Args:
+        tables: of an index group that was resolved in this step.
+        rows: int64 [b, n] of the best positions, selected ones too; -1 pads.
+        step: a number, or an int32 [] tensor.
+    """
+    slots = tables.slot_of_row[rows.clamp(min=0)].long().masked_fill(rows < 0, -1).flatten()
+    stamps = torch.where(slots >= 0, fetched(step), FREE).int()
+    tables.stamp.scatter_reduce_(0, slots.clamp(min=0), stamps, "amax")
 
 
 class RowHeat:
@@ -50,7 +64,8 @@ class RowHeat:
         rows = tables.row_of_slot[used].long()
         heat = self._heat[group, rows]
         away = (step - self._step[group, rows]).clamp(min=0)  # below 0 after the stamps were renumbered
-        worth = torch.where(tables.stamp[used] == hit(step), HOT, 0).int()
+        stamp = tables.stamp[used]
+        worth = torch.where(stamp == hit(step), HOT, torch.where(stamp == fetched(step), WARM, 0)).int()
         came = tables.entered[used] == fetched(step)
         self._heat[group, rows] = torch.where(came, entry_heat(heat & SLOW_MASK, away), warm(heat, worth))
         self._step[group, rows] = step

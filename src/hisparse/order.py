@@ -20,6 +20,7 @@ from torch import Tensor
 
 HOT = 4095  # what a selected slot is worth to its averages
 WARM = 1023  # and one whose record is among the ranks k + 1 to 2k, where the selector tells
+RANKED = 2  # times k: ranks that count
 FAST, SLOW = 2, 6  # an average moves by 1/4 or 1/64 of its distance a step
 FAST_WEIGHT = 2  # of the fast average; pages of Quest, which move as one, need it
 FINER = 6  # more bits of the slow average, which moves by less
@@ -57,13 +58,14 @@ class Policy:
 
     `keys(tables, step)` gives int64 [..., N], the lowest leaves first; keys of free slots are not looked at.
     `by_recency` says that a list stays exact while slots touched since it was made are passed over; `heated` that the
-    backend keeps the slots' heat for it (heat.py).
+    backend keeps the slots' heat for it (heat.py); `ranked` that the heat is also of what the selector ranks next.
     """
 
     name: str
     keys: Callable[[Slots, int], Tensor]
     by_recency: bool = False
     heated: bool = False
+    ranked: bool = False
 
 
 def _then_row(first: Tensor, tables: Slots) -> Tensor:
@@ -114,14 +116,14 @@ def two_rate_keys(tables: HeatedSlots, step: int) -> Tensor:
     """Rank by what the averages add up to, the fast one twice, in the next step if that does not select the slot.
 
     So a list that is made when a step is over is exact in the next one: the slots that it uses are passed over, and
-    the others cool as foreseen. Where the selector tells ranks, those of ranks k + 1 to 2k are passed over as well.
+    the others cool as foreseen.
     """
     cooler = warm(tables.heat, 0)
     return _then_row((cooler >> SLOW_BITS << FINER) * FAST_WEIGHT + (cooler & SLOW_MASK), tables)
 
 
 def _without_heat(tables: Slots, step: int) -> Tensor:
-    raise ValueError("two_rate ranks by heat, which a backend keeps: see hisparse.heat")
+    raise ValueError("the two-rate rule ranks by heat, which a backend keeps: see hisparse.heat")
 
 
 POLICIES = {
@@ -131,5 +133,6 @@ POLICIES = {
         Policy("fifo", _fifo),
         Policy("random", _random),
         Policy("two_rate", _without_heat, heated=True),
+        Policy("two_rate_tier", _without_heat, heated=True, ranked=True),
     )
 }

@@ -25,6 +25,16 @@ def check_selection(selection: Tensor, layout: CacheLayout, batch: int, device: 
         raise ValueError(f"selection must be on {device}, where the slots are, got {selection.device}")
 
 
+def check_seeds(positions: Tensor, layout: CacheLayout, device: torch.device) -> None:
+    """Raise `ValueError` unless `positions` is int32 [m], m <= device_buffer_size, on the cache's device."""
+    most = layout.device_buffer_size
+    if positions.dtype != torch.int32 or positions.dim() != 1 or len(positions) > most or positions.device != device:
+        raise ValueError(
+            f"seeds must be int32 [m] on {device} with m at most device_buffer_size = {most}, "
+            f"got {positions.dtype} {list(positions.shape)} on {positions.device}"
+        )
+
+
 def check_positions(selection: Tensor, lengths: Tensor) -> None:
     """Raise `ValueError` unless every row's positions are distinct and inside its request's history.
 

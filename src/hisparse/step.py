@@ -5,7 +5,7 @@ table). What a step refers to is one small tensor, so that it costs one upload. 
 every step fills anew; lines beyond the live requests are padded, and cost next to nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -100,6 +100,32 @@ class Steps:
             raise
         finally:
             self._step = None
+
+    def seed(self, request: CacheRequest, positions: Mapping[int, Tensor]) -> None:
+        """Bring the best positions of layers, int32 [m] by anchor, to the device: the best ones last."""
+        self.check_idle("seed")
+        pieces = {
+            anchor: [piece.sort().values for piece in best.split(self._layout.top_k)]
+            for anchor, best in positions.items()
+            if len(best)
+        }
+        for number in reversed(range(max(map(len, pieces.values()), default=0))):
+            self._seed(request, {anchor: piece[number] for anchor, piece in pieces.items() if number < len(piece)})
+
+    def _seed(self, request: CacheRequest, selections: Mapping[int, Tensor]) -> None:
+        """What a step does that produces no records."""
+        self._backend.make_room_for_step()
+        inputs = torch.tensor([request.index, request.length - 1, request.length, -1], device=self._device)[:, None]
+        step = Step((), inputs, self._backend.insert(inputs[-1]))
+        try:
+            for anchor, selection in selections.items():
+                page_table = self._admission.page_table
+                self._backend.resolve(anchor, selection[None], step.request_index, step.lengths, page_table)
+            self._backend.end_step()
+            self._check_outcome(step)
+        except BaseException:
+            self._undo(step)
+            raise
 
     def current(self, call: str) -> Step:
         """The step that `call` is part of. Raises `ValueError` outside a step, and inside a replay."""

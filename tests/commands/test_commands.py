@@ -97,8 +97,8 @@ def test_verify_leaves_with_1_if_a_slot_was_wrong(
 ) -> None:
     resolve = HierarchicalCache.resolve
 
-    def off_by_one(cache: HierarchicalCache, layer: int, selection: torch.Tensor) -> torch.Tensor:
-        slots = resolve(cache, layer, selection)
+    def off_by_one(cache: HierarchicalCache, layer: int, *given: Any) -> torch.Tensor:
+        slots = resolve(cache, layer, *given)
         return torch.where(slots > 0, slots - 1, slots)
 
     monkeypatch.setattr(HierarchicalCache, "resolve", off_by_one)

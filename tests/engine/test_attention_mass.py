@@ -8,7 +8,7 @@ from hisparse.selectors import AttentionMass
 from tests.engine.engines import Tiny, VerifiedRun
 
 
-@pytest.mark.parametrize("policy", ["lru", "two_rate"])
+@pytest.mark.parametrize("policy", ["lru", "two_rate_tier"])
 def test_outputs_equal_a_resident_run(tiny: Tiny, policy: str) -> None:
     config = HiSparseConfig(
         top_k=8,

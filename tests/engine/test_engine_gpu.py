@@ -66,6 +66,12 @@ def test_fp8(records: str, keys: str, tmp_path: Path) -> None:
     run_and_compare(latent(tmp_path, "glm-5.2", PUBLISHED), config, recorded=True)
 
 
+@pytest.mark.parametrize("kind", ["glm-5.2", "Qwen3ForCausalLM"])
+def test_ranks_and_heat(kind: str, tmp_path: Path) -> None:
+    loaded = grouped(tmp_path, kind) if kind.startswith("Qwen3") else latent(tmp_path, kind, PUBLISHED)
+    run_and_compare(loaded, replace(TIGHT, policy="two_rate_tier"), recorded=True)
+
+
 @pytest.mark.parametrize("cuda_graph", [True, False])
 @pytest.mark.parametrize("per_kv_head", [True, False])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])

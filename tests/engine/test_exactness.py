@@ -15,6 +15,7 @@ from hisparse.engine import Request, RequestState
 from hisparse.engine.residency import CacheResidency
 from hisparse.errors import IntegrityError
 from hisparse.order import POLICIES
+from hisparse.ranking import Best
 from hisparse.selectors import AGGREGATIONS
 from tests.engine.engines import Checkpoints, Tiny, VerifiedRun, verification_of
 
@@ -103,6 +104,16 @@ def test_chunks_of_one_position(tiny: Tiny) -> None:
     run = VerifiedRun(tiny.loaded, config_of(prefill_chunk=1), [100])
     run.submit(75)
     run.finish()
+
+
+def test_seeding_spares_the_first_steps_most_misses(tiny: Tiny) -> None:
+    misses = {}
+    for seeding in (True, False):
+        run = VerifiedRun(tiny.loaded, config_of(device_buffer_size=96, seeding=seeding), [312])
+        run.submit(300)
+        run.finish()
+        misses[seeding] = run.decode_misses[0]
+    assert misses[True] < misses[False], misses
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -306,8 +317,8 @@ def faulty_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, fault: Any) -> Verif
     cache = run.engine.runner.cache
     resolve = cache.resolve
 
-    def resolve_with_fault(layer: int, selection: Tensor) -> Tensor:
-        slots = resolve(layer, selection)
+    def resolve_with_fault(layer: int, selection: Tensor, best: Best) -> Tensor:
+        slots = resolve(layer, selection, best)
         if layer == 2:
             fault(cache.records(layer), slots)
         return slots

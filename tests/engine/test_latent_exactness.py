@@ -50,7 +50,7 @@ def run_and_compare(loaded: Loaded, config: HiSparseConfig, *, retract: bool = F
     return run
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "random"])
+@pytest.mark.parametrize("policy", ["lru", "fifo", "two_rate_tier"])
 @pytest.mark.parametrize("name", NAMES)
 def test_hierarchical_equals_resident(name: str, policy: str, tmp_path: Path) -> None:
     run_and_compare(tiny(tmp_path, name), replace(TIGHT, policy=policy))

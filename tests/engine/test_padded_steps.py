@@ -63,7 +63,7 @@ def test_an_observed_step_is_not_recorded(tmp_path: Path, monkeypatch: pytest.Mo
     class Ear:
         heard = 0
 
-        def selected(self, layer: int, selection: Tensor, step: Step) -> None:
+        def selected(self, layer: int, selection: Tensor, step: Step, best: object) -> None:
             self.heard += 1
 
     engine = build_engine(load(write_tiny(tmp_path)), CONFIG, [200])

@@ -6,6 +6,7 @@ from torch import Tensor
 from hisparse.admission import CacheRequest
 from hisparse.cache import HierarchicalCache
 from hisparse.layout import CacheLayout
+from hisparse.ranking import Ranking
 
 GARBAGE = 12345
 
@@ -25,9 +26,14 @@ class RecordedStep:
             for layer in range(layout.num_layers):
                 cache.append(layer, self.records[layer])
                 selects = layout.anchors[layer] == layer
-                slots = cache.resolve(layer, self.selection[layer]) if selects else cache.follow(layer)
+                slots = cache.resolve(layer, self.selection[layer], self.best) if selects else cache.follow(layer)
                 self.slots.append(slots)
                 self.outputs.append(cache.records(layer)[slots.clamp(min=0)])
+
+    def best(self, count: int) -> Ranking:
+        """Anything, of the first layer: garbage past the histories, and positions of other lines."""
+        positions = self.selection[0].roll(1, 0).clamp(max=count)
+        return Ranking(positions, torch.zeros(positions.shape, device="cuda"))
 
 
 class Requests:

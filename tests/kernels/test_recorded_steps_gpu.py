@@ -24,7 +24,7 @@ UNEVEN_GROUPS = (0, 1, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 13, 13, 13, 16, 17, 1
 @pytest.mark.parametrize(
     ("policy", "slack", "anchors", "prefetch"),
     [
-        *((policy, slack, (), True) for policy in ("lru", "fifo", "random") for slack in (1, 40)),
+        *((policy, slack, (), True) for policy in ("lru", "fifo", "random", "two_rate_tier") for slack in (1, 40)),
         ("lru", 1, UNEVEN_GROUPS, True),
         ("fifo", 40, UNEVEN_GROUPS, False),
         ("lru", 40, (0,) * 19, True),

@@ -9,7 +9,8 @@ NOTHING = torch.empty(0)
 
 
 def test_every_position_ascending_then_pads() -> None:
-    selection = AllPositions(5).select(NOTHING, NOTHING, torch.tensor([1, 5, 3]), NOTHING)
+    selection, best = AllPositions(5).select(NOTHING, NOTHING, torch.tensor([1, 5, 3]), NOTHING)
+    assert best(2).positions.tolist() == [[[0, -1]], [[0, 1]], [[0, 1]]]
     assert selection.tolist() == [[[0, -1, -1, -1, -1]], [[0, 1, 2, 3, 4]], [[0, 1, 2, -1, -1]]]
     assert selection.dtype == torch.int32
 

@@ -7,8 +7,8 @@ from hisparse.selectors import AttentionMass
 from tests.selectors.test_quest import DIM, HEADS, KV_HEADS, Histories
 
 
-def selector(top_k: int, num_ranked: int = 0) -> AttentionMass:
-    return AttentionMass(top_k=top_k, num_kv_heads=KV_HEADS, head_dim=DIM, num_ranked=num_ranked)
+def selector(top_k: int) -> AttentionMass:
+    return AttentionMass(top_k=top_k, num_kv_heads=KV_HEADS, head_dim=DIM)
 
 
 def mass(histories: Histories, request: int) -> torch.Tensor:
@@ -20,24 +20,24 @@ def mass(histories: Histories, request: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("pieces", [1, 5])
 def test_the_positions_with_the_largest_mass(pieces: int) -> None:
-    chooser = selector(20, num_ranked=50)
-    histories = Histories([200, 17, 64, 21], chooser, pieces)  # type: ignore[arg-type]
-    selection = histories.select(chooser)  # type: ignore[arg-type]
+    chooser = selector(20)
+    histories = Histories([200, 17, 64, 21], chooser, pieces)
+    selection, best = histories.select_all(chooser)
+    ranking = best(50).of_group(0)
     assert selection.dtype == torch.int32
     assert selection.shape == (4, 1, 20)
-    assert chooser.ranking is not None
     for request, length in enumerate(histories.lengths.tolist()):
         wanted = mass(histories, request).sort(descending=True)
         count = min(20, length)
         assert selection[request, 0, :count].tolist() == sorted(wanted.indices[:count].tolist())
         assert (selection[request, 0, count:] == -1).all()
         ranked = min(50, length)
-        assert chooser.ranking.positions[request, :ranked].tolist() == wanted.indices[:ranked].tolist()
-        assert (chooser.ranking.positions[request, ranked:] == -1).all()
+        assert ranking.positions[request, :ranked].tolist() == wanted.indices[:ranked].tolist()
+        assert (ranking.positions[request, ranked:] == -1).all()
         torch.testing.assert_close(
-            chooser.ranking.scores[request, :ranked].double(), wanted.values[:ranked].log2(), atol=1e-4, rtol=1e-4
+            ranking.scores[request, :ranked].double(), wanted.values[:ranked].log2(), atol=1e-4, rtol=1e-4
         )
-        assert (chooser.ranking.scores[request, ranked:] == -torch.inf).all()
+        assert (ranking.scores[request, ranked:] == -torch.inf).all()
 
 
 def test_among_equals_the_lower_position_wins() -> None:
@@ -45,8 +45,8 @@ def test_among_equals_the_lower_position_wins() -> None:
     state = torch.full((2, *chooser.page_shape), torch.nan)
     chooser.append(state, torch.ones(10, dtype=torch.int64), torch.arange(10), torch.ones(10, KV_HEADS, DIM))
     found = chooser.select(state, torch.tensor([[1, -1]]), torch.tensor([10]), torch.ones(1, HEADS, DIM))
-    assert found.tolist() == [[[0, 1, 2]]]
-    assert chooser.ranking is None
+    assert found.positions.tolist() == [[[0, 1, 2]]]
+    assert found.best(5).positions.tolist() == [[[0, 1, 2, 3, 4]]]
 
 
 def test_half_precision_keys_are_state_and_nothing_else() -> None:
@@ -55,7 +55,6 @@ def test_half_precision_keys_are_state_and_nothing_else() -> None:
     assert chooser.state_bytes_per_token == 2 * 16 * 2
 
 
-@pytest.mark.parametrize(("top_k", "num_ranked", "message"), [(0, 0, "top_k must be"), (8, 7, "0 or at least top_k 8")])
-def test_sizes_that_cannot_be(top_k: int, num_ranked: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        selector(top_k, num_ranked)
+def test_a_size_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="top_k must be"):
+        selector(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hisparse.selectors import DSA
+from hisparse.selectors import DSA, Indexed
 
 HEADS, DIM, PAGE = 8, 16, 64
 LENGTHS = [1, 63, 64, 65, 200, 1024, 1025, 2500]
@@ -41,6 +41,9 @@ class Histories:
                 selector.append(self.state, self.table[i, chunk // PAGE].long(), chunk, self.keys[i][chunk])
 
     def select(self) -> Tensor:
+        return self.index().positions
+
+    def index(self) -> Indexed:
         return self.selector.select(self.state, self.table, self.lengths, self.query, self.weights)
 
     def scores_of(self, positions: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ def test_pages_and_batch_do_not_change_a_bit(name: str) -> None:
     assert torch.equal(scores, in_order.all_scores())
     assert torch.equal(shuffled.select(), in_order.select())
     last = [getattr(in_order, field)[-1:] for field in ("table", "lengths", "query", "weights")]
-    alone = in_order.selector.select_scored(in_order.state, *last)
+    alone = in_order.selector.select(in_order.state, *last)
     assert torch.equal(alone.positions, shuffled.select()[-1:])
 
 
@@ -135,13 +138,23 @@ def test_negative_weights_rank_below_zero() -> None:
 
 def test_kth_score_is_the_lowest_selected() -> None:
     histories = Histories(FORMATS["float32"](64), LENGTHS)
-    selected = histories.selector.select_scored(
-        histories.state, histories.table, histories.lengths, histories.query, histories.weights
-    )
+    selected = histories.index()
     chosen = histories.scores_of(selected.positions)
     for i, length in enumerate(LENGTHS):
         want = chosen[i].amin() if length > 64 else torch.tensor(-torch.inf)
         assert torch.equal(selected.kth_score[i], want)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_best_positions_in_order(name: str) -> None:
+    histories = Histories(FORMATS[name](64), LENGTHS)
+    ranking, scores = histories.index().best(200), histories.all_scores()
+    for i, length in enumerate(LENGTHS):
+        count = min(length, 200)
+        assert torch.equal(ranking.scores[i, :count], scores[i].sort(descending=True).values[:count])
+        assert torch.equal(ranking.scores[i, :count], scores[i, ranking.positions[i, :count].long()])
+        assert (ranking.positions[i, count:] == -1).all()
+        assert (ranking.scores[i, count:] == -torch.inf).all()
 
 
 def test_scores_of_keeps_order_and_pads() -> None:
@@ -165,7 +178,7 @@ def test_chunk_selects_what_decoding_would(name: str, start: int, length: int) -
     assert mask is not None
     assert mask.dtype == torch.bool
     assert list(mask.shape) == [n, length]
-    decoded = selector.select(histories.state, histories.table.expand(n, -1), positions + 1, query, weights)
+    decoded = selector.select(histories.state, histories.table.expand(n, -1), positions + 1, query, weights).positions
     for row, selection in zip(mask, decoded, strict=True):
         assert row.nonzero()[:, 0].tolist() == unpad(selection)
 
@@ -191,7 +204,7 @@ def test_padding_row_selects_nothing() -> None:
     histories = Histories(FORMATS["float32"](4), [200])
     table = torch.cat((histories.table, torch.full_like(histories.table, -1)))
     query, weights = histories.query.expand(2, -1, -1), histories.weights.expand(2, -1)
-    selection = histories.selector.select(histories.state, table, torch.tensor([200, 0]), query, weights)
+    selection = histories.selector.select(histories.state, table, torch.tensor([200, 0]), query, weights).positions
     assert selection[1].tolist() == [-1] * 4
     assert torch.equal(selection[:1], histories.select())
 

@@ -60,10 +60,9 @@ def test_scores_are_the_reference(heads: int, head_dim: int, fp8: bool) -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 def test_selection_is_the_best_scored(fp8: bool) -> None:
     histories = Histories(32, 128, fp8=fp8)
-    selected = histories.selector.select_scored(
-        histories.state, histories.table, histories.lengths, histories.query, histories.weights
-    )
-    for positions, kth, scores in zip(*selected, histories.scores(), strict=True):
+    arguments = histories.state, histories.table, histories.lengths, histories.query, histories.weights
+    selected = histories.selector.select(*arguments)
+    for positions, kth, scores in zip(selected.positions, selected.kth_score, histories.scores(), strict=True):
         if len(scores) <= 512:
             assert positions.tolist() == [*range(len(scores)), *[-1] * (512 - len(scores))]
             assert kth == -math.inf
@@ -82,7 +81,8 @@ def test_chunk_selects_what_decoding_would() -> None:
     mask = histories.selector.select_causal(histories.state, histories.table[0], positions, query, weights)
     assert mask is not None
     assert mask.shape == (200, 3000)
-    decoded = histories.selector.select(histories.state, histories.table.expand(200, -1), positions + 1, query, weights)
+    table = histories.table.expand(200, -1)
+    decoded = histories.selector.select(histories.state, table, positions + 1, query, weights).positions
     for row, selection in zip(mask, decoded, strict=True):
         assert torch.equal(row.nonzero()[:, 0].int(), selection[selection >= 0])
 
@@ -143,9 +143,8 @@ def test_is_captured_and_replayed_with_other_lengths() -> None:
     histories = Histories(32, 128, fp8=False)
 
     def select() -> Tensor:
-        return histories.selector.select(
-            histories.state, histories.table, histories.lengths, histories.query, histories.weights
-        )
+        arguments = histories.state, histories.table, histories.lengths, histories.query, histories.weights
+        return histories.selector.select(*arguments).positions
 
     select()
     graph = torch.cuda.CUDAGraph()
@@ -162,7 +161,7 @@ def test_scores_that_are_not_finite_are_an_error(value: float) -> None:
     histories = Histories(32, 128, fp8=False, lengths=[900, 1000])
     histories.weights[1, 0] = value
     arguments = histories.state, histories.table, histories.lengths, histories.query, histories.weights
-    selection = histories.selector.select(*arguments)
+    selection = histories.selector.select(*arguments).positions
     assert ((selection >= -1) & (selection < histories.lengths[:, None])).all()
     with pytest.raises(ModelOutputError, match="NaN or infinite"):
         histories.selector.check_finite()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hisparse.selectors import AGGREGATIONS, Quest
+from hisparse.selectors import AGGREGATIONS, Quest, Selected, Selector
 
 HEADS, KV_HEADS, DIM, PAGE, STATE_PAGE = 6, 3, 8, 16, 64
 
@@ -14,7 +14,7 @@ HEADS, KV_HEADS, DIM, PAGE, STATE_PAGE = 6, 3, 8, 16, 64
 class Histories:
     """Random keys of several requests, appended to a Quest state in pieces, in scattered pages."""
 
-    def __init__(self, lengths: list[int], selector: Quest, pieces: int = 1, seed: int = 0) -> None:
+    def __init__(self, lengths: list[int], selector: Selector, pieces: int = 1, seed: int = 0) -> None:
         random = torch.Generator().manual_seed(seed)
         self.lengths = torch.tensor(lengths)
         self.keys = [torch.randn(n, KV_HEADS, DIM, generator=random) for n in lengths]
@@ -31,8 +31,11 @@ class Histories:
                 selector.append(self.state, pages, chunk, self.keys[i][chunk])
         self.query = torch.randn(len(lengths), HEADS, DIM, generator=random)
 
-    def select(self, selector: Quest) -> Tensor:
+    def select_all(self, selector: Selector) -> Selected:
         return selector.select(self.state, self.table, self.lengths, self.query)
+
+    def select(self, selector: Selector) -> Tensor:
+        return self.select_all(selector).positions
 
 
 def bound(query: Tensor, keys: Tensor) -> float:
@@ -119,3 +122,22 @@ def test_state_bytes_per_token() -> None:
 def test_bad_arguments(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quest(num_kv_heads=1, head_dim=8, **options)  # type: ignore[arg-type]
+
+
+def test_the_best_positions_in_order() -> None:
+    """Page after page, as selections of more and more pages would take them in."""
+    lengths = [1, 40, 200, 399]
+    selector = Quest(top_k=PAGE, num_kv_heads=KV_HEADS, head_dim=DIM)
+    histories = Histories(lengths, selector)
+    ranking = histories.select_all(selector).best(6 * PAGE).of_group(0)
+    for i, length in enumerate(lengths):
+        count = min(length, 6 * PAGE)
+        found = ranking.positions[i, :count].tolist()
+        assert len(set(found)) == count
+        assert (ranking.positions[i, count:] == -1).all()
+        assert (ranking.scores[i, :count].diff().nan_to_num() <= 0).all()
+        assert (ranking.scores[i, count:] == -torch.inf).all()
+        for num_pages in range(1, 6):
+            wider = Quest(top_k=num_pages * PAGE, num_kv_heads=KV_HEADS, head_dim=DIM)
+            chosen = unpad(histories.select(wider)[i, 0])
+            assert sorted(found[: len(chosen)]) == chosen

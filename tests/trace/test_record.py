@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, SamplingParams, build_engine
+from hisparse.ranking import Best
 from hisparse.step import Step
 from hisparse.trace import open_trace
 from hisparse.trace.file import TraceFile
@@ -34,8 +35,8 @@ class Heard:
         self.selections: dict[int, list[Tensor]] = {}  # of the first line, by layer
         self.positions: list[int] = []
 
-    def selected(self, layer: int, selection: Tensor, step: Step) -> None:
-        self.recorder.selected(layer, selection, step)
+    def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
+        self.recorder.selected(layer, selection, step, best)
         self.selections.setdefault(layer, []).append(selection[0].clone())
         if not layer:
             self.positions.append(int(step.positions[0]))
@@ -79,9 +80,9 @@ def test_some_requests_are_sampled(tiny: Tiny, tmp_path: Path) -> None:
     assert (first.selection >= 0).any(axis=-1).all()
 
 
-def test_scores_need_a_selector_that_gives_them(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="from the selector 'attention_mass' alone"):
-        record_traces(engine_of(tiny, "quest"), numbered(tmp_path / "t.hst"), num_ranked=64)
+def test_numbers_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="those of at least k = 8, got 7"):
+        record_traces(engine_of(tiny), numbered(tmp_path / "t.hst"), num_ranked=7)
     with pytest.raises(ValueError, match="every and max_steps must be at least 1, got 0 and None"):
         record_traces(engine_of(tiny), numbered(tmp_path / "t.hst"), every=0)
 

@@ -151,7 +151,7 @@ GOLDEN = {  # misses in the cut, B = 2k, by layer
     "lrfu": [818, 1270, 4157, 5899],
     "lrfu_resident": [832, 1293, 4274, 6050],
     "two_rate": [819, 1267, 4155, 5766],
-    "two_rate_tier": [785, 1238, 3897, 5530],
+    "two_rate_tier": [794, 1240, 3970, 5661],
     "two_rate_resident": [821, 1270, 4193, 5836],
     "two_rate_resident_tier": [791, 1265, 3874, 5591],
     "belady": [643, 917, 2856, 4203],

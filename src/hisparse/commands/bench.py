@@ -61,7 +61,9 @@ LayersOption = Annotated[
 WarmStepsOption = Annotated[
     int | None, typer.Option("--warm-steps", help="First steps, not counted.", show_default="a tenth")
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate.")]
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate, two_rate_tier.")
+]
 NoCheckOption = Annotated[bool, typer.Option("--no-check", help="Do not compare every record with its host row.")]
 ShuffledOption = Annotated[
     bool, typer.Option("--shuffled-pages", help="Requests' pages lie all over the host pool, as after long use.")

@@ -48,7 +48,9 @@ SelectorOption = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate.", show_default="lru"),
+    typer.Option(
+        "--policy", help="Which record leaves first: lru, fifo, random, two_rate, two_rate_tier.", show_default="lru"
+    ),
 ]
 PrefetchOption = Annotated[
     bool | None,

@@ -71,9 +71,12 @@ class Family(Protocol):
         """Raise `ModelOutputError` if the last forwards selected by scores that are not finite. Waits for them."""
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
     ) -> Tensor:
-        """A piece of one request's prompt, int64 [n] tokens and positions: stages records, reads the history."""
+        """A piece of one request's prompt, int64 [n] tokens and positions: stages records, reads the history.
+
+        `seeds` says that the device is to have what its last query ranks highest (`HierarchicalCache.seed`).
+        """
 
     def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
         """One token, int64 [b], of each request of a step."""

@@ -16,7 +16,7 @@ from hisparse.engine.family import Resident, pages_of_step, state_of
 from hisparse.engine.resident_grouped import ResidentChunk, ResidentStep
 from hisparse.layout import PAGE_RECORDS
 from hisparse.models.llama import Llama
-from hisparse.selectors import Selector
+from hisparse.selectors import Selected, Selector
 from hisparse.step import Step
 
 
@@ -72,10 +72,13 @@ class GroupedFamily:
         """See `Family`. A dense model's scores are its own, and so are its logits then."""
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
     ) -> Tensor:
         """See `Family`."""
-        return self.model.forward(tokens, positions, Chunk(self, cache, request, positions))
+        chunk = Chunk(self, cache, request, positions, seeds=seeds)
+        hidden = self.model.forward(tokens, positions, chunk)
+        cache.seed(request, chunk.best)
+        return hidden
 
     def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
         """See `Family`."""
@@ -98,18 +101,22 @@ class Chunk:
     """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
 
     def __init__(
-        self, family: GroupedFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor
+        self, family: GroupedFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: bool
     ) -> None:
-        self._family, self._cache, self._request = family, cache, request
+        self._family, self._cache, self._request, self._seeds = family, cache, request, seeds
         self._positions = positions  # [n] int64
         self._start = int(positions[0])
-        pages = torch.tensor(request.state_pages, device=positions.device)
-        self._pages = pages[positions // PAGE_RECORDS]  # [n] of the selection state
+        self._pages = torch.tensor(request.state_pages, device=positions.device)  # of the selection state
+        self.best: dict[int, Tensor] = {}  # of the last query, int32 [B] by cache layer
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `hisparse.models.Attend`."""
-        family = self._family
-        family.selector.append(state_of(self._cache).data[layer], self._pages, self._positions, key)
+        family, state = self._family, state_of(self._cache).data[layer]
+        family.selector.append(state, self._pages[self._positions // PAGE_RECORDS], self._positions, key)
+        if self._seeds:
+            selected = family.selector.select(state, self._pages[None], self._positions[-1:] + 1, query[-1:])
+            best = selected.best(self._cache.layout.device_buffer_size).positions[0]
+            self.best |= {layer * family.selector.num_groups + group: line for group, line in enumerate(best)}
         pieces = enumerate(family.pieces(query, key, value))
         return torch.cat([self._attend_group(layer, group, *piece) for group, piece in pieces], dim=1)
 
@@ -132,15 +139,17 @@ class DecodeStep:
         """See `hisparse.models.Attend`."""
         family, step, state = self._family, self._step, state_of(self._cache).data[layer]
         family.selector.append(state, self._pages, step.positions, key)
-        selection = family.selector.select(state, self._table, step.lengths, query)
-        pieces = enumerate(zip(selection.unbind(1), family.pieces(query, key, value), strict=True))
-        return torch.cat([self._attend_group(layer, group, chosen, *piece) for group, (chosen, piece) in pieces], dim=1)
+        selected = family.selector.select(state, self._table, step.lengths, query)
+        pieces = enumerate(family.pieces(query, key, value))
+        return torch.cat([self._attend_group(layer, group, selected, *piece) for group, piece in pieces], dim=1)
 
     def _attend_group(
-        self, layer: int, group: int, selection: Tensor, query: Tensor, key: Tensor, value: Tensor
+        self, layer: int, group: int, selected: Selected, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         records = self._family.records
         cache_layer = layer * self._family.selector.num_groups + group
         self._cache.append(cache_layer, records.pack(key, value))
-        slots = self._cache.resolve(cache_layer, selection)
+        slots = self._cache.resolve(
+            cache_layer, selected.positions[:, group], lambda count: selected.best(count).of_group(group)
+        )
         return attend(query, self._cache.records(cache_layer), slots, records)

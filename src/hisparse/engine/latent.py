@@ -22,7 +22,7 @@ from hisparse.layout import PAGE_RECORDS
 from hisparse.models.attend_latent import IndexInputs
 from hisparse.models.routed_experts import RoutedExperts
 from hisparse.models.sparse_mla import SparseMla
-from hisparse.selectors import DSA
+from hisparse.selectors import DSA, Indexed
 from hisparse.step import Step
 
 
@@ -84,10 +84,13 @@ class LatentFamily:
         self.selector.check_finite()
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
     ) -> Tensor:
         """See `Family`."""
-        return self.model.forward(tokens, positions, LatentChunk(self, cache, request, positions))
+        chunk = LatentChunk(self, cache, request, positions, seeds=seeds)
+        hidden = self.model.forward(tokens, positions, chunk)
+        cache.seed(request, chunk.best)
+        return hidden
 
     def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:
         """See `Family`."""
@@ -119,9 +122,10 @@ class LatentChunk:
     """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
 
     def __init__(
-        self, family: LatentFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor
+        self, family: LatentFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: bool
     ) -> None:
-        self._family, self._cache, self._request = family, cache, request
+        self._family, self._cache, self._request, self._seeds = family, cache, request, seeds
+        self.best: dict[int, Tensor] = {}  # of the last query, int32 [B] by anchor
         self._positions = positions  # [n] int64
         self._start = int(positions[0])
         self._pages = torch.tensor(request.state_pages, device=positions.device)
@@ -137,6 +141,10 @@ class LatentChunk:
         selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
         selector.append(state, self._pages[self._positions // PAGE_RECORDS], self._positions, index.key)
         self._selected = selector.select_causal(state, self._pages, self._positions, index.query, index.weights)
+        if self._seeds:
+            last = self._pages[None], self._positions[-1:] + 1, index.query[-1:], index.weights[-1:]
+            best = selector.select(state, *last).best(self._cache.layout.device_buffer_size)
+            self.best[layer] = best.positions[0]
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """See `LatentAttention`."""
@@ -162,7 +170,8 @@ class LatentStep:
         beside = self._family.beside
         with beside.fork(layer, keep=(records, *index)) if beside else nullcontext():
             self._cache.append(layer, records)
-            self._slots = self._cache.resolve(layer, self._select(layer, index))
+            selected = self._select(layer, index)
+            self._slots = self._cache.resolve(layer, selected.positions, selected.best)
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """See `LatentAttention`."""
@@ -175,7 +184,7 @@ class LatentStep:
         scale = self._family.model.config.attention_scale
         return attend_latent(query, self._cache.records(layer), slots, self._family.records, scale).out
 
-    def _select(self, layer: int, index: IndexInputs) -> Tensor:
+    def _select(self, layer: int, index: IndexInputs) -> Indexed:
         selector, state = self._family.selector, state_of(self._cache).data[self._cache.layout.group_of[layer]]
         selector.append(state, self._pages, self._step.positions, index.key)
         return selector.select(state, self._table, self._step.lengths, index.query, index.weights)

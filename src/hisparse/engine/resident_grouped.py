@@ -74,4 +74,4 @@ class ResidentStep:
         for i, _ in self._live:
             at = self._positions[i : i + 1]
             self._selector.append(states[i], at // PAGE_RECORDS, at, key[i : i + 1])
-        return self._selector.select(*side_by_side(states), self._lengths, query)
+        return self._selector.select(*side_by_side(states), self._lengths, query).positions

@@ -82,7 +82,7 @@ class ResidentLatentStep:
         for i, _ in self._live:
             at = self._positions[i : i + 1]
             self._selector.append(states[i], at // PAGE_RECORDS, at, index.key[i : i + 1])
-        return self._selector.select(*side_by_side(states), self._lengths, index.query, index.weights)
+        return self._selector.select(*side_by_side(states), self._lengths, index.query, index.weights).positions
 
 
 def _state_layers(config: SparseMlaConfig) -> dict[int, int]:

@@ -28,14 +28,16 @@ class Runner:
         cache: of the family's shape, with a selection state.
         records: record the decode step of each size in a CUDA graph, and replay it from its second use on. The family
             must be one that can be recorded.
+        seeds: when a prompt is read, fetch what its last query ranks highest, if the device cannot have everything.
     """
 
-    def __init__(self, family: Family, cache: HierarchicalCache, *, records: bool = False) -> None:
+    def __init__(self, family: Family, cache: HierarchicalCache, *, records: bool = False, seeds: bool = True) -> None:
         self.family = family
         self.model = family.model
         self.cache = cache
         self._requests: dict[int, CacheRequest] = {}
         self._records = records
+        self._seeds = seeds
         self._recorded: dict[int, RecordedStep] = {}  # by lines
         self._pool: Any = None  # torch's handle of the graphs' memory
 
@@ -91,7 +93,8 @@ class Runner:
     def _prefill(self, chunk: PrefillChunk) -> Tensor | None:
         tokens = torch.tensor(chunk.tokens, device=self.model.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=self.model.device)
-        hidden = self.family.forward_chunk(self.cache, self._requests[chunk.request_id], tokens, positions)
+        seeds = self._seeds and chunk.is_last and not self.cache.has_slots_for_all(len(tokens))
+        hidden = self.family.forward_chunk(self.cache, self._requests[chunk.request_id], tokens, positions, seeds=seeds)
         self.family.check_selections()
         return self.model.logits(hidden[-1:]) if chunk.is_last else None
 

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from hisparse.backend import BackendOptions, Outcome
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool
-from hisparse.host_pool import HostPool
+from hisparse.heat import mark_ranked
+from hisparse.host_pool import HostPool, rows_of
 from hisparse.kernels import ops
 from hisparse.kernels.preload import preload
 from hisparse.kernels.side_stream import SideStream
 from hisparse.kernels.state import MissPlan, new_launch_state, new_miss_plan
 from hisparse.layout import CacheLayout
+from hisparse.order import RANKED
+from hisparse.ranking import Best
 
 ORDER_BATCH = 8  # index groups whose orders are made by one launch
 
@@ -85,7 +88,13 @@ class KernelBackend:
             ops.write_through(records, slots, rows, pool, host)
 
     def resolve(
-        self, layer: int, selection: Tensor, request_index: Tensor, lengths: Tensor, page_table: Tensor
+        self,
+        layer: int,
+        selection: Tensor,
+        request_index: Tensor,
+        lengths: Tensor,
+        page_table: Tensor,
+        best: Best | None = None,
     ) -> Tensor:
         """See `Backend`."""
         group, shared = self._layout.group_of[layer], self._layout.shared_layers(layer)
@@ -109,6 +118,8 @@ class KernelBackend:
             plan=self._plans.get(layer),
             io=self._options.io,
         )
+        if self.policy.ranked and best is not None:
+            self._mark_ranked(group, best, page_table, request_index)
         self._after_resolve(group, shared)
         self._writer.join(layer)  # attention reads the new record's slot
         return slots
@@ -169,6 +180,12 @@ class KernelBackend:
         ops.release(self.device_pool.tables, self._state, rows)
         if self.policy.heated:
             self._state.heat[0].index_fill_(1, rows[rows >= 0], 0)
+
+    def _mark_ranked(self, group: int, best: Best, page_table: Tensor, request_index: Tensor) -> None:
+        """Beside the caller's stream, before the group's order is made on the same one."""
+        with self._orderer.fork(("ranks", group), keep=(best, page_table, request_index)):
+            rows = rows_of(page_table[request_index], best(RANKED * self._layout.top_k).positions)
+            mark_ranked(self.device_pool.groups[group], rows, self._state.step[group])
 
     def _after_resolve(self, group: int, shared: Sequence[int]) -> None:
         """Send off what goes on beside the caller's stream."""

@@ -219,7 +219,7 @@ def rebuild_order(
         tables: of all layers.
         counters: of all layers; rebuilds go up.
         state: of the device pool.
-        policy: "lru", "fifo", "random" or "two_rate"; that one brings the heat of the slots' rows up to date first.
+        policy: one of order.py's; those that are heated bring the heat of the slots' rows up to date first.
         first_layer: where to begin.
         num_layers: how many; default: all that follow.
     """

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 
 class SideStream:
@@ -15,15 +14,15 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._running: dict[Hashable, tuple[torch.cuda.Event, Sequence[Tensor]]] = {}
+        self._running: dict[Hashable, tuple[torch.cuda.Event, Sequence[object]]] = {}
 
     @contextmanager
-    def fork(self, name: Hashable, keep: Sequence[Tensor] = ()) -> Iterator[None]:
+    def fork(self, name: Hashable, keep: Sequence[object] = ()) -> Iterator[None]:
         """What is launched inside runs here, after all that the caller's stream was given so far.
 
         Args:
             name: for `join`.
-            keep: tensors that it reads: their memory is not given to others before the join.
+            keep: tensors that it reads, or what holds them: their memory is not given to others before the join.
         """
         self.join(name)  # what still runs under this name keeps its tensors until then
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

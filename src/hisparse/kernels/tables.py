@@ -14,7 +14,7 @@ from hisparse.kernels.params import (
 )
 from hisparse.kernels.state import NUM_BINS
 
-POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2, "two_rate": 3}  # `Policy` of rebuild_order.cu
+POLICY_NUMBERS = {"lru": 0, "fifo": 1, "random": 2, "two_rate": 3, "two_rate_tier": 3}  # `Policy` of rebuild_order.cu
 SLOTS_PER_BLOCK = 8192  # of rebuild_order, 8 a thread
 MOST_REBUILD_BLOCKS = 32  # a layer; it runs beside other work
 WARP = 32

@@ -6,19 +6,14 @@ Source: the training target of DeepSeek-V3.2's indexer (DeepSeek-AI, 2025).
 """
 
 import math
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hisparse.layout import PAGE_RECORDS
-
-
-class Ranking(NamedTuple):
-    """The best positions of a selection, with their scores."""
-
-    positions: Tensor  # int32 [b, n], best first; -1 past the end of a history
-    scores: Tensor  # float32 [b, n], log2 of the probability summed over heads; -inf for pads
+from hisparse.ranking import Ranking
+from hisparse.selectors.selector import Selected
 
 
 class AttentionMass:
@@ -28,25 +23,18 @@ class AttentionMass:
         top_k: positions a selection names at most.
         num_kv_heads, head_dim: of the model.
         dtype: of the keys.
-        num_ranked: how many of the best positions to keep with their scores after every selection, for a trace.
 
     Raises:
-        ValueError: a top_k below 1, or a num_ranked below it.
+        ValueError: a top_k below 1.
     """
 
     num_groups = 1
     can_be_recorded = False  # it looks at the lengths
 
-    def __init__(
-        self, *, top_k: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32, num_ranked: int = 0
-    ) -> None:
+    def __init__(self, *, top_k: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> None:
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
-        if num_ranked and num_ranked < top_k:
-            raise ValueError(f"num_ranked must be 0 or at least top_k {top_k}, got {num_ranked}")
         self.top_k = top_k
-        self.num_ranked = num_ranked
-        self.ranking: Ranking | None = None  # of the last selection
         self.page_shape = (PAGE_RECORDS, num_kv_heads, head_dim)
         self.dtype = dtype
 
@@ -59,19 +47,16 @@ class AttentionMass:
         """Keep the keys. See `Selector`."""
         state[pages, positions % PAGE_RECORDS] = keys.to(self.dtype)
 
-    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Selected:
         """The positions with the largest mass; among equals, the lower one. See `Selector`."""
         mass = self._mass(state, page_table, lengths, query)  # [b, width]
         # stable, so that among equal masses the lower position wins
         mass, best = mass.sort(dim=-1, descending=True, stable=True)
         best = best.int().masked_fill(mass < 0, -1)
-        if self.num_ranked:
-            scores = mass.clamp(min=0).log2().masked_fill(mass < 0, -torch.inf)
-            self.ranking = Ranking(_first(best, self.num_ranked, -1), _first(scores, self.num_ranked, -torch.inf))
         chosen = _first(best, self.top_k, -1)
         last = torch.iinfo(torch.int32).max
         ascending = chosen.masked_fill(chosen < 0, last).sort(dim=-1).values
-        return ascending.masked_fill(ascending == last, -1)[:, None]
+        return Selected(ascending.masked_fill(ascending == last, -1)[:, None], partial(_best_of, best, mass))
 
     def _mass(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
         """Probability summed over heads, float32 [b, width]; -1 past the end of a history."""
@@ -86,6 +71,12 @@ class AttentionMass:
         weights = scores.masked_fill(past[:, None, None], -torch.inf).softmax(dim=-1)
         mass: Tensor = weights.sum(dim=(1, 2))
         return mass.masked_fill(past, -1.0)
+
+
+def _best_of(best: Tensor, mass: Tensor, count: int) -> Ranking:
+    """The first of ranked positions [b, width]. Scores are log2 of their mass."""
+    scores = mass.clamp(min=0).log2().masked_fill(mass < 0, -torch.inf)
+    return Ranking(_first(best, count, -1)[:, None], _first(scores, count, -torch.inf)[:, None])
 
 
 def _first(values: Tensor, count: int, pad: float) -> Tensor:

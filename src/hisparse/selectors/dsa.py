@@ -12,6 +12,7 @@ length of the history, nor the other requests of a batch can change how a score 
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from hisparse.errors import ModelOutputError
 from hisparse.layout import PAGE_RECORDS, num_pages_for
+from hisparse.ranking import Best, Ranking
 from hisparse.selectors.index_keys import Fp8Keys, KeyFormat, PlainKeys
 from hisparse.selectors.kernel_indexer import NOT_FINITE, KernelIndexer
 
@@ -26,10 +28,11 @@ BLOCK = 1024  # positions whose scores are computed at a time
 QUERIES = 64  # queries of a chunk that are scored at a time: memory stays bounded for any chunk and history
 
 
-class Selected(NamedTuple):
-    """A decode step's selection and the score that it took to get in."""
+class Indexed(NamedTuple):
+    """A decode step's selection, what it was chosen from, and the score that it took to get in."""
 
     positions: Tensor  # int32 [b, top_k], ascending, then -1 pads
+    best: Best  # [b, n]
     kth_score: Tensor  # float32 [b], the lowest selected score; -inf where the whole history is selected
 
 
@@ -87,14 +90,8 @@ class DSA:
         """
         self._format.write(state, pages, positions % PAGE_RECORDS, keys)
 
-    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Tensor:
-        """Positions for one query a request; int32 [b, top_k]. See `select_scored`."""
-        return self.select_scored(state, page_table, lengths, query, weights).positions
-
-    def select_scored(
-        self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor
-    ) -> Selected:
-        """The best-scored positions of each request, and the k-th score. Of equal scores the lower position wins.
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Indexed:
+        """The best-scored positions of each request. Of equal scores the lower position wins.
 
         Args:
             state: [num_pages, *page_shape], one layer's pages.
@@ -105,7 +102,9 @@ class DSA:
         """
         self._check(query, weights)
         if self._has_kernels(query):
-            return Selected(*self._kernels.select(state, page_table, lengths, query, weights))
+            scores = self._kernels.scores(state, page_table, lengths, query, weights)
+            positions, kth_score = self._kernels.best(scores, lengths)
+            return Indexed(positions, partial(_ranked, scores, lengths), kth_score)
         positions = torch.full((len(lengths), self.top_k), -1, dtype=torch.int32, device=query.device)
         kth_score = torch.full((len(lengths),), -torch.inf, device=query.device)
         for i, length in enumerate(lengths.tolist()):
@@ -116,7 +115,7 @@ class DSA:
             _check_scores(scores[:, :length])
             best, kth_score[i : i + 1] = best_scored(scores[:, :length], self.top_k)
             positions[i] = best[0].nonzero()[:, 0]
-        return Selected(positions, kth_score)
+        return Indexed(positions, partial(self._rank, state, page_table, lengths, query, weights), kth_score)
 
     def select_causal(
         self, state: Tensor, pages: Tensor, positions: Tensor, query: Tensor, weights: Tensor
@@ -150,10 +149,10 @@ class DSA:
         return torch.cat(pieces)
 
     def scores_of(self, state: Tensor, page_table: Tensor, query: Tensor, weights: Tensor, positions: Tensor) -> Tensor:
-        """The scores of chosen positions, as `select_scored` computes them, bit for bit.
+        """The scores of chosen positions, as `select` computes them, bit for bit.
 
         Args:
-            state, page_table, query, weights: as for `select_scored`.
+            state, page_table, query, weights: as for `select`.
             positions: [b, m] integer, -1 pads, in any order; each lies in its request's history.
 
         Returns:
@@ -185,9 +184,20 @@ class DSA:
         rows = zip(*(x.split(QUERIES) for x in (mask, positions, query, weights)), strict=True)
         for chosen, own, q, w in rows:
             table = pages[: num_pages_for(length)].expand(len(own), -1)
-            selected, _ = self._kernels.select(state, table, own + 1, q, w)
+            selected, _ = self._kernels.best(self._kernels.scores(state, table, own + 1, q, w), own + 1)
             chosen.scatter_(1, selected.long() % (length + 1), True)  # a pad marks the column past the last
         return mask[:, :length]
+
+    def _rank(
+        self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor, count: int
+    ) -> Ranking:
+        """The best positions, from scores computed again: `select` has none of a history that it reads whole."""
+        scores = torch.full((len(lengths), int(lengths.max())), -torch.inf, device=query.device)
+        for i, length in enumerate(lengths.tolist()):
+            if length:
+                keys = self._read(state, page_table[i], length)
+                scores[i, :length] = score_keys(keys, query[i : i + 1], weights[i : i + 1])[0, :length]
+        return _ranked(scores, lengths, count)
 
     def _has_kernels(self, query: Tensor) -> bool:
         return self.has_kernels_for(query.shape[-2], query.dtype, query.device)
@@ -229,6 +239,16 @@ def score_keys(keys: Tensor, query: Tensor, weights: Tensor) -> Tensor:
         each_head = (rows @ block.T).clamp_(min=0).view(num_queries, num_heads, BLOCK)
         blocks.append(torch.bmm(head_weights, each_head)[:, 0])
     return torch.cat(blocks, dim=-1)
+
+
+def _ranked(scores: Tensor, lengths: Tensor, count: int) -> Ranking:
+    """The `count` best of each line's first `lengths` scores; float32 [b, width], anything past a length."""
+    past = torch.arange(scores.shape[1], device=scores.device) >= lengths[:, None]
+    values, positions = scores.masked_fill(past, -torch.inf).topk(min(count, scores.shape[1]), dim=-1)
+    padding = (0, count - values.shape[1])
+    values = torch.nn.functional.pad(values, padding, value=-torch.inf)
+    positions = torch.nn.functional.pad(positions.int(), padding, value=-1)
+    return Ranking(positions.masked_fill(values == -torch.inf, -1), values)
 
 
 def _check_scores(scores: Tensor) -> None:

@@ -31,19 +31,17 @@ class KernelIndexer:
         return (self.fp8 or state_dtype == dtype) and supports(num_heads, head_dim, dtype, fp8=self.fp8)
 
     def scores(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor) -> Tensor:
-        """Of every position, float32 [b, p * 64]; anything past a length. See `DSA.select_scored`."""
+        """Of every position, float32 [b, p * 64]; anything past a length. See `DSA.select`."""
         table = page_table.int().contiguous()
         return index_scores(state, table, lengths, query.contiguous(), weights.contiguous(), fp8=self.fp8)
 
-    def select(
-        self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Positions int32 [b, top_k] and the k-th scores. See `DSA.select_scored`."""
+    def best(self, scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of these scores: positions int32 [b, top_k], and the k-th scores. See `DSA.select`."""
         if self._failures is None:
             if torch.cuda.is_current_stream_capturing():
                 raise ValueError("select once before it is recorded in a CUDA graph: kernels and a counter come first")
-            self._failures = torch.zeros((), dtype=torch.int32, device=state.device)
-        return top_k(self.scores(state, page_table, lengths, query, weights), lengths, self.top_k, self._failures)
+            self._failures = torch.zeros((), dtype=torch.int32, device=scores.device)
+        return top_k(scores, lengths, self.top_k, self._failures)
 
     def check(self) -> None:
         """Raise `ModelOutputError` if a selection since the last call met scores that are not finite. Waits for it."""

@@ -7,11 +7,14 @@ exceed. Training-free, so it works on any dense model. Source: Quest (arXiv 2406
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hisparse.layout import PAGE_RECORDS
+from hisparse.ranking import Ranking
+from hisparse.selectors.selector import Selected
 
 QUEST_PAGE = 16  # tokens
 PAGES_EACH = PAGE_RECORDS // QUEST_PAGE  # Quest pages in a page of selection state
@@ -98,8 +101,8 @@ class Quest:
             bound[page] = bound[page].masked_fill(is_new, nothing)
             bound.scatter_reduce_(0, index, keys.to(self.dtype), reduce)
 
-    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
-        """The best-scored pages, the newest always among them. See `Selector`."""
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Selected:
+        """The best-scored pages, the newest always first among them. See `Selector`."""
         num_pages = -(-lengths // QUEST_PAGE)  # [b], Quest pages of each request
         # On a GPU nothing is read back; there scores are computed block by block, which the width does not change.
         width = page_table.shape[1] * PAGES_EACH if lengths.is_cuda else int(num_pages.max())
@@ -108,8 +111,10 @@ class Quest:
         scores = scores.masked_fill((page >= num_pages[:, None])[:, None], -torch.inf)
         scores = scores.masked_fill((page == num_pages[:, None] - 1)[:, None], torch.inf)
         # stable, so that among equal scores the lower page wins
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k // QUEST_PAGE]
-        return self._positions(best.sort(dim=-1).values, lengths)
+        scores, pages = scores.sort(dim=-1, descending=True, stable=True)
+        chosen = pages[..., : self.top_k // QUEST_PAGE].sort(dim=-1).values
+        positions = _pad(_positions_of(chosen, lengths), self.top_k, -1)
+        return Selected(positions, partial(_best_of, pages, scores, lengths))
 
     def _scores(self, state: Tensor, page_table: Tensor, query: Tensor, absent: Tensor) -> Tensor:
         """Upper bounds [b, groups, heads of a group, width], -inf where `absent` [b, width]."""
@@ -124,13 +129,27 @@ class Quest:
         scores = (scores * scale).masked_fill(absent[:, None, None], -torch.inf)
         return scores.reshape(batch, self.num_groups, -1, width)
 
-    def _positions(self, pages: Tensor, lengths: Tensor) -> Tensor:
-        """Ascending Quest pages [b, groups, m] to ascending positions [b, groups, top_k], pads last."""
-        offset = torch.arange(QUEST_PAGE, device=pages.device)
-        positions = (pages[..., None] * QUEST_PAGE + offset).flatten(-2)
-        positions = positions.masked_fill(positions >= lengths[:, None, None], -1)
-        padding = self.top_k - positions.shape[-1]
-        return torch.nn.functional.pad(positions, (0, padding), value=-1).int()
+
+def _best_of(pages: Tensor, scores: Tensor, lengths: Tensor, count: int) -> Ranking:
+    """The first positions of ranked Quest pages [b, groups, pages]; a page's share its score, the lower one first."""
+    num_pages = -(-count // QUEST_PAGE) + 1  # the newest page may be short, and its pads go last
+    positions = _positions_of(pages[..., :num_pages], lengths)
+    each = scores[..., :num_pages].repeat_interleave(QUEST_PAGE, dim=-1).masked_fill(positions < 0, -torch.inf)
+    pads_last = (positions < 0).int().sort(dim=-1, stable=True).indices[..., :count]
+    return Ranking(
+        _pad(positions.gather(-1, pads_last), count, -1), _pad(each.gather(-1, pads_last), count, -torch.inf)
+    )
+
+
+def _positions_of(pages: Tensor, lengths: Tensor) -> Tensor:
+    """Positions of Quest pages [b, groups, m], int32 [b, groups, 16 m]; -1 past the end of a history."""
+    offset = torch.arange(QUEST_PAGE, device=pages.device)
+    positions = (pages[..., None] * QUEST_PAGE + offset).flatten(-2).int()
+    return positions.masked_fill(positions >= lengths[:, None, None], -1)
+
+
+def _pad(values: Tensor, count: int, pad: float) -> Tensor:
+    return torch.nn.functional.pad(values, (0, count - values.shape[-1]), value=pad)
 
 
 def _blockwise(query: Tensor, bounds: Tensor) -> Tensor:

@@ -5,10 +5,19 @@ releases with the request (selection_state.py), or in a plain tensor in a reside
 into it as they are made, `select` reads it and names positions.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from hisparse.ranking import Best
+
+
+class Selected(NamedTuple):
+    """A selection, and what it was chosen from."""
+
+    positions: Tensor  # int32 [b, num_groups, top_k]: distinct positions in ascending order, then -1 pads
+    best: Best  # [b, num_groups, n]
 
 
 class Selector(Protocol):
@@ -40,7 +49,7 @@ class Selector(Protocol):
             keys: [n, num_kv_heads, head_dim], as attention reads them (after rope).
         """
 
-    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    def select(self, state: Tensor, page_table: Tensor, lengths: Tensor, query: Tensor) -> Selected:
         """Choose positions for one query a request.
 
         Args:
@@ -48,7 +57,4 @@ class Selector(Protocol):
             page_table: [b, p] integer, pages of each request in order, -1 past its last.
             lengths: [b] int64, positions in each history; the newest one is lengths - 1.
             query: [b, num_heads, head_dim], as attention reads it.
-
-        Returns:
-            int32 [b, num_groups, top_k]: distinct positions in ascending order, then -1 pads.
         """

@@ -13,8 +13,6 @@ from hisparse.trace.policy import Keys, SimulatedPolicy
 from hisparse.trace.simulated_pool import SimulatedPool, Slots
 from hisparse.trace.stream import Stream
 
-LATER = 1 << 60  # added to a key: leaves after all others
-
 
 class SimulatedTables(NamedTuple):
     """What order functions read; tensors over the policy's arrays, [lines, slots of a line]."""
@@ -116,25 +114,14 @@ class TwoRate(OrderPolicy):
 
 
 class TwoRateTier(TwoRate):
-    """With the selector's ranks: those just below the selection stay warm, and leave only after all others."""
+    """With the selector's ranks: those just below the selection stay warm."""
 
     needs_scores = True
-
-    def __init__(self, pool: SimulatedPool, stream: Stream) -> None:
-        super().__init__(pool, stream)
-        self._warm = np.empty(0, np.int64)  # slots of ranks k + 1 to 2k
 
     def hit(self, slots: Slots, step: int) -> None:
         """See `SimulatedPolicy`."""
         super().hit(slots, step)
-        self._warm = runners_up(self.pool, self.stream, step)
-        self._worth[self._warm] = WARM
-
-    def keys(self, step: int) -> Keys:
-        """See `SimulatedPolicy`."""
-        keys = super().keys(step)
-        keys.reshape(-1)[self._warm] += LATER
-        return keys
+        self._worth[runners_up(self.pool, self.stream, step)] = WARM
 
 
 def runners_up(pool: SimulatedPool, stream: Stream, step: int) -> Slots:

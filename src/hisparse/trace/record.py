@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hisparse.admission import CacheRequest, State
 from hisparse.cache import HierarchicalCache
-from hisparse.selectors import AttentionMass, Ranking
+from hisparse.ranking import Best
 from hisparse.step import Step
 from hisparse.trace.file import TraceWriter
 from hisparse.trace.format import SUFFIX, Header, Steps
@@ -48,7 +48,6 @@ class TraceRecorder:
         path_of: where the files go.
         every: record the first request and then every so-manieth one.
         max_steps: of a request; later ones are not recorded.
-        ranking: the last selection's best positions and their scores, if the header has room for some.
 
     Raises:
         ValueError: numbers below 1.
@@ -61,7 +60,6 @@ class TraceRecorder:
         *,
         every: int = 1,
         max_steps: int | None = None,
-        ranking: Callable[[], Ranking | None] | None = None,
     ) -> None:
         if every < 1 or (max_steps is not None and max_steps < 1):
             raise ValueError(f"every and max_steps must be at least 1, got {every} and {max_steps}")
@@ -71,30 +69,29 @@ class TraceRecorder:
         self._path_of = path_of
         self._every = every
         self._max_steps = max_steps
-        self._ranking = ranking
         self._num_seen = 0
         self._known: dict[int, tuple[CacheRequest, _Recording | None]] = {}  # by identity
         self._current: Step | None = None
         self._recorded: list[tuple[int, _Recording]] = []  # lines of the current step
 
-    def selected(self, layer: int, selection: Tensor, step: Step) -> None:
+    def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         """See `SelectionObserver`. A step that is undone is not written: its position comes again.
 
         A file that cannot be written, on a full disk for instance, ends the recording and not the step: see `failure`.
         """
         if self.failure is None:
             try:
-                self._record(layer, selection, step)
+                self._record(layer, selection, step, best)
             except OSError as error:
                 self.failure = error
 
-    def _record(self, layer: int, selection: Tensor, step: Step) -> None:
+    def _record(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         if step is not self._current:
             self._begin_step(step)
         if not self._recorded:
             return
         lines = [line for line, _ in self._recorded]
-        parts = (_padded(selection[lines].cpu().numpy(), self.header.k), *self._ranks_of(lines))
+        parts = (_padded(selection[lines].cpu().numpy(), self.header.k), *self._ranks_of(lines, best))
         for place, (_, recording) in enumerate(self._recorded):
             recording.rows[layer] = tuple(part[place] for part in parts)
 
@@ -159,11 +156,11 @@ class TraceRecorder:
     def _is_full(self, recording: _Recording) -> bool:
         return self._max_steps is not None and recording.writer.num_steps + len(recording.steps) >= self._max_steps
 
-    def _ranks_of(self, lines: list[int]) -> tuple[NDArray[Any], ...]:
+    def _ranks_of(self, lines: list[int], best: Best | None) -> tuple[NDArray[Any], ...]:
         """Best positions and scores of these lines, or nothing."""
-        ranking = self._ranking() if self._ranking is not None and self.header.num_ranked else None
-        if ranking is None:
+        if best is None or not self.header.num_ranked:
             return ()
+        ranking = best(self.header.num_ranked)
         return ranking.positions[lines].cpu().numpy(), ranking.scores[lines].cpu().half().numpy()
 
 
@@ -200,22 +197,15 @@ def record_traces(
         path_of: where the file of the n-th recorded request goes.
         every: record the first request and then every so-manieth one.
         max_steps: of a request.
-        num_ranked: best positions to keep with their scores, at least k; of a selector that gives them.
+        num_ranked: best positions to keep with their scores, at least k.
         about: what else to say in the file.
 
     Raises:
-        ValueError: scores that this selector does not give, or numbers below 1.
+        ValueError: numbers below 1, or fewer scores than k.
     """
-    family, cache = engine.runner.family, engine.runner.cache
-    selector = getattr(family, "selector", None)
-    ranker = selector if isinstance(selector, AttentionMass) else None
-    if ranker is not None:
-        ranker.num_ranked = num_ranked
-    elif num_ranked:
-        raise ValueError("scores are recorded from the selector 'attention_mass' alone: choose it, or leave them out")
+    cache = engine.runner.cache
     header = Header(_selecting_layers(cache), cache.layout.top_k, num_ranked, _about(engine, about or {}))
-    ranking = None if ranker is None else lambda: ranker.ranking
-    recorder = TraceRecorder(header, path_of, every=every, max_steps=max_steps, ranking=ranking)
+    recorder = TraceRecorder(header, path_of, every=every, max_steps=max_steps)
     cache.observer = recorder
     return recorder
 

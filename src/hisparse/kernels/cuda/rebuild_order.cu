@@ -20,7 +20,7 @@ constexpr int32 kPassesAllowed = 512;  // one in so many slots
 enum Policy { kLru, kFifo, kRandom, kTwoRate };  // tables.py has the same
 
 // As in order.py.
-constexpr int32 kHot = 4095;
+constexpr int32 kHot = 4095, kWarm = 1023;
 constexpr int32 kFast = 2, kSlow = 6, kFiner = 6, kSlowBits = 12 + kFiner, kSlowMask = (1 << kSlowBits) - 1;
 constexpr int32 kFastWeight = 2;
 constexpr int32 kHeatInBin = 64;
@@ -67,7 +67,7 @@ __device__ int32 warm(int32 heat, int32 worth) {
   return (fast + ((worth - fast) >> kFast)) << kSlowBits | (slow + (((worth << kFiner) - slow) >> kSlow));
 }
 
-// A slot's row after the step that is over: selected in it, come in it, or neither.
+// A slot's row after the step that is over: selected in it, come in it, ranked high in it (heat.mark_ranked), or not.
 __device__ void update_heat(const Layer& layer, int32 slot, int32* heat, int32* heat_step) {
   const int32 row = layer.row_of_slot[slot], step = layer.control->step;
   if (row < 0) return;
@@ -76,7 +76,8 @@ __device__ void update_heat(const Layer& layer, int32 slot, int32* heat, int32* 
     const float away = max(step - heat_step[row], 0);
     heat[row] = warm(static_cast<int32>((before & kSlowMask) * powf(1 - 1.0f / (1 << kSlow), away)), kHot);
   } else {
-    heat[row] = warm(before, layer.stamp[slot] == hit(step) ? kHot : 0);
+    const int32 stamp = layer.stamp[slot];
+    heat[row] = warm(before, stamp == hit(step) ? kHot : stamp == fetched(step) ? kWarm : 0);
   }
   heat_step[row] = step;
 }
