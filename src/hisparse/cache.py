@@ -25,7 +25,7 @@ from hisparse.resolve import as_bytes, check_positions, check_seeds, check_selec
 from hisparse.selection_state import SelectionState
 from hisparse.statistics import Statistics, count_up
 from hisparse.step import Step, Steps
-from hisparse.workspace import Workspace
+from hisparse.workspace import Source, Workspace
 
 
 class SelectionObserver(Protocol):
@@ -170,14 +170,20 @@ class HierarchicalCache:
     def history(self, layer: int, request: CacheRequest, end: int) -> Iterator[Tensor]:
         """Yield the records of positions 0 to `end` - 1, uint8 [<= 1024, record_bytes], on the device.
 
-        They come from the host through the workspace, so a history may be larger than the device pool. A
-        tile is overwritten two tiles later.
+        They come from the host through the workspace, so a history may be larger than the device pool. A tile is valid
+        until the next one is asked for. Layers are best read in ascending order: the next one's first tile is filled
+        meanwhile.
         """
         self._check_layer(layer)
         self.admission.check_member(request, State.ACTIVE)
         if not 0 <= end <= request.staged[layer]:
             raise ValueError(f"end must be 0 to {request.staged[layer]}, the positions staged, got {end}")
-        return self.workspace.read(partial(self.backend.fetch, layer), self.admission.rows(request, 0, end))
+        rows = self.admission.rows(request, 0, end)
+        after = layer + 1
+        has_after = after < self.layout.num_layers and end <= request.staged[after]
+        return self.workspace.read(
+            self._source(layer, request, rows), self._source(after, request, rows) if has_after else None
+        )
 
     def has_slots_for_all(self, num_positions: int = 0) -> bool:
         """Whether every record of the requests on the device, and `num_positions` more, can have a slot at one time."""
@@ -349,6 +355,9 @@ class HierarchicalCache:
         if not self.io:
             raise ValueError("a no-IO oracle moves no records: there is nothing to prove")
         check_cache(self)
+
+    def _source(self, layer: int, request: CacheRequest, rows: Tensor) -> Source:
+        return Source((layer, request, len(rows)), partial(self.backend.fetch, layer), rows)
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.layout.num_layers:
