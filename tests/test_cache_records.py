@@ -144,6 +144,16 @@ def test_positions_past_the_history_are_pads_without_debug_mode() -> None:
     cache.check_integrity()
 
 
+def test_a_step_carries_its_tokens() -> None:
+    driver = new_driver()
+    requests = [driver.admit(staged=3), driver.admit(staged=9)]
+    for tokens, carried in (((7, 2**40), [7, 2**40]), ((), [0, 0])):
+        with driver.cache.step(requests, tokens=tokens) as step:
+            driver.append(step)
+            assert step.tokens.tolist() == carried
+            assert step.positions.tolist() == [request.length for request in requests]
+
+
 def test_padded_lines_get_no_slots_and_write_nothing() -> None:
     driver = new_driver(max_requests=2, with_state=True)
     one, other = driver.admit(staged=10), driver.admit(staged=10)

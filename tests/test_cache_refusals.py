@@ -52,6 +52,7 @@ REFUSALS: dict[str, tuple[Call, str]] = {
     "append outside a step": (lambda c, r: c.append(0, make_records(1, 0, 0, 1)), r"inside `with cache.step\("),
     "resolve outside a step": (lambda c, r: c.resolve(0, pad([[0]])), r"inside `with cache.step\("),
     "an empty step": (lambda c, r: enter_step(c, []), "a step needs at least one request"),
+    "tokens for others": (lambda c, r: c.step([r], tokens=[1, 2]).__enter__(), "one a request, got 2 with 1 requests"),
     "a batch too small": (lambda c, r: enter_step(c, [r], batch_size=0), "batch size 0 has no room for 1 requests"),
     "recorded without a capture": (
         lambda c, r: record(c, 1),

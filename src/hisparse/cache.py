@@ -216,7 +216,12 @@ class HierarchicalCache:
     # Decode
 
     def step(
-        self, requests: Sequence[CacheRequest], *, batch_size: int | None = None, recorded: Step | None = None
+        self,
+        requests: Sequence[CacheRequest],
+        *,
+        tokens: Sequence[int] = (),
+        batch_size: int | None = None,
+        recorded: Step | None = None,
     ) -> AbstractContextManager[Step]:
         """One decode step: every request gets one more position, with a slot in every layer.
 
@@ -226,6 +231,7 @@ class HierarchicalCache:
 
         Args:
             requests: active ones, no two the same, each below its capacity.
+            tokens: one number a request for the caller's own use, uploaded with the rest: `Step.tokens`. Default: 0.
             batch_size: lines of the step; those beyond the requests are padded. Default: one a request.
             recorded: a step of `record_step`.
 
@@ -234,7 +240,7 @@ class HierarchicalCache:
                 replayed exactly once. No request has grown.
             HiSparseError: the selections of the step did not fit the pool.
         """
-        return self._steps.run(requests, batch_size, recorded)
+        return self._steps.run(requests, tokens, batch_size, recorded)
 
     def record_step(self, batch_size: int) -> AbstractContextManager[Step]:
         """Record a decode step of up to `batch_size` requests in the CUDA graph that is being captured.

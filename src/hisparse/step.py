@@ -17,15 +17,15 @@ from hisparse.backend import Backend, Outcome
 from hisparse.errors import HiSparseError
 from hisparse.layout import PAGE_RECORDS, CacheLayout
 
-PADDED = (-1, 0, 0, -1)  # a line that nobody takes
+PADDED = (-1, 0, 0, -1, 0)  # a line that nobody takes
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One decode step. Lines of padded requests hold -1, 0, 0, -1 and slots of -1."""
+    """One decode step. Lines of padded requests hold -1, 0, 0, -1, 0 and slots of -1."""
 
     requests: tuple[CacheRequest, ...]  # the live ones, in the order of the lines
-    inputs: Tensor  # int64 [4, b]
+    inputs: Tensor  # int64 [5, b]
     slots: Tensor  # int [groups, b], where the new records go on the device
     is_replay: bool = False  # of a recorded step: its graph does the work
 
@@ -54,6 +54,11 @@ class Step:
         """int64 [b]: where the new records go on the host, -1: padded."""
         return self.inputs[3]
 
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [b]: what the caller gave with each request, for its model."""
+        return self.inputs[4]
+
 
 class Steps:
     """The step that runs, if one does. The methods are those of `HierarchicalCache`."""
@@ -70,9 +75,11 @@ class Steps:
         self._slots: dict[int, Tensor] = {}  # what resolve handed out in this step, by anchor
 
     @contextmanager
-    def run(self, requests: Sequence[CacheRequest], batch_size: int | None, recorded: Step | None) -> Iterator[Step]:
+    def run(
+        self, requests: Sequence[CacheRequest], tokens: Sequence[int], batch_size: int | None, recorded: Step | None
+    ) -> Iterator[Step]:
         """One decode step; undone if the body raises."""
-        step = self._begin(requests, batch_size, recorded)
+        step = self._begin(requests, tokens, batch_size, recorded)
         try:
             yield step
         except BaseException:
@@ -88,7 +95,7 @@ class Steps:
         self.check_idle("record_step")
         self._check_can_record(batch_size)
         inputs = self._recorded_inputs[:, :batch_size]
-        step = self._open(Step((), inputs, self._backend.insert(inputs[-1])))
+        step = self._open(Step((), inputs, self._insert(inputs)))
         try:
             yield step
             self._check_appended()
@@ -115,8 +122,9 @@ class Steps:
     def _seed(self, request: CacheRequest, selections: Mapping[int, Tensor]) -> None:
         """What a step does that produces no records."""
         self._backend.make_room_for_step()
-        inputs = torch.tensor([request.index, request.length - 1, request.length, -1], device=self._device)[:, None]
-        step = Step((), inputs, self._backend.insert(inputs[-1]))
+        line = (request.index, request.length - 1, request.length, -1, 0)
+        inputs = torch.tensor(line, device=self._device)[:, None]
+        step = Step((), inputs, self._insert(inputs))
         try:
             for anchor, selection in selections.items():
                 page_table = self._admission.page_table
@@ -159,17 +167,25 @@ class Steps:
         if layer not in self._appended:
             raise ValueError(f"layer {layer} is resolved before `append` wrote the step's records: append first")
 
-    def _begin(self, requests: Sequence[CacheRequest], batch_size: int | None, recorded: Step | None) -> Step:
+    def _begin(
+        self, requests: Sequence[CacheRequest], tokens: Sequence[int], batch_size: int | None, recorded: Step | None
+    ) -> Step:
         self.check_idle("step")
         self._admission.check_can_step(requests)
+        if tokens and len(tokens) != len(requests):
+            raise ValueError(f"tokens must be one a request, got {len(tokens)} with {len(requests)} requests")
         size = _lines_for(requests, batch_size, recorded)
         self._backend.make_room_for_step()
         if recorded is not None:
-            _upload(requests, self._recorded_inputs)
+            _upload(requests, tokens, self._recorded_inputs)
             return self._open(Step(tuple(requests), recorded.inputs, recorded.slots, is_replay=True))
         inputs = torch.empty(len(PADDED), size, dtype=torch.int64, device=self._device)
-        _upload(requests, inputs)
-        return self._open(Step(tuple(requests), inputs, self._backend.insert(inputs[-1])))
+        _upload(requests, tokens, inputs)
+        return self._open(Step(tuple(requests), inputs, self._insert(inputs)))
+
+    def _insert(self, inputs: Tensor) -> Tensor:
+        """Slots for the new records of a step of these inputs; rows are as `Step.rows` says."""
+        return self._backend.insert(inputs[3])
 
     def _open(self, step: Step) -> Step:
         self._step, self._appended, self._slots = step, set(), {}
@@ -200,7 +216,7 @@ class Steps:
     def _close(self, step: Step) -> None:
         """A recorded step's inputs are padded until the next: a stray replay then touches nothing."""
         if step.is_replay:
-            _upload((), self._recorded_inputs)
+            _upload((), (), self._recorded_inputs)
 
     def _check_appended(self) -> None:
         missing = set(range(self._layout.num_layers)) - self._appended
@@ -248,9 +264,10 @@ def _padded_inputs(batch_size: int, device: torch.device) -> Tensor:
     return torch.tensor(PADDED, device=device)[:, None].repeat(1, batch_size)
 
 
-def _upload(requests: Sequence[CacheRequest], inputs: Tensor) -> None:
+def _upload(requests: Sequence[CacheRequest], tokens: Sequence[int], inputs: Tensor) -> None:
     """Fill a step's inputs: one copy, which does not wait for the device."""
-    lines = [_line(request) for request in requests]
+    given = tokens or [0] * len(requests)
+    lines = [_line(request, token) for request, token in zip(requests, given, strict=True)]
     lines += [PADDED] * (inputs.shape[1] - len(lines))
     values = torch.tensor(lines, device="cpu").t().contiguous()
     if inputs.device.type == "cuda":
@@ -258,7 +275,7 @@ def _upload(requests: Sequence[CacheRequest], inputs: Tensor) -> None:
     inputs.copy_(values, non_blocking=True)
 
 
-def _line(request: CacheRequest) -> tuple[int, int, int, int]:
+def _line(request: CacheRequest, token: int) -> tuple[int, int, int, int, int]:
     position = request.length
     row = request.pages[position // PAGE_RECORDS] * PAGE_RECORDS + position % PAGE_RECORDS
-    return request.index, position, position + 1, row
+    return request.index, position, position + 1, row, token

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hisparse.config import HiSparseConfig
-from hisparse.engine import Engine, FinishReason, Request, RequestState, SamplingParams
+from hisparse.engine import Engine, FinishReason, Request, RequestState, SamplingParams, build_engine
 from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.errors import HiSparseError, ModelOutputError, NeverFitsError
 from tests.engine.engines import (
@@ -384,7 +384,7 @@ def test_a_forward_that_fails_ends_its_requests_alone(
         advance(engine, bad, RequestState.DECODING)
     good = engine.submit(prompt_of(100), SamplingParams(max_tokens=24))
 
-    def broken(batch: object) -> Tensor:
+    def broken(*given: object) -> Tensor:
         raise ModelOutputError("scores are NaN")
 
     with monkeypatch.context() as patch:
@@ -399,16 +399,16 @@ def test_a_forward_that_fails_ends_its_requests_alone(
 
 def damage_step(run: VerifiedRun, bad: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     """One decode step in which this request's logits are NaN."""
-    sample = run.engine._sampler.sample  # damaged here, so that the verification sees what the model said
+    choose = run.engine._sampler.choose  # damaged here, so that the verification sees what the model said
 
-    def damaged(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    def damaged(logits: Tensor, requests: Sequence[Request]) -> Tensor:
         logits = logits.clone()
         logits[[request.id for request in requests].index(bad.id)] = torch.nan
-        return sample(logits, requests)
+        return choose(logits, requests)
 
     position = len(bad.prompt) + len(bad.output)
     with monkeypatch.context() as patch:
-        patch.setattr(run.engine._sampler, "sample", damaged)
+        patch.setattr(run.engine._sampler, "choose", damaged)
         with pytest.raises(ModelOutputError, match=f"request {bad.id} at position {position}:"):
             run.engine.step()
     assert bad.finish_reason is FinishReason.ERROR
@@ -435,3 +435,21 @@ def test_others_go_on_after_one_got_nan(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     run, _, good = after_damage(tiny, monkeypatch)
     run.finish()
     assert len(good.output) == 24
+
+
+@pytest.mark.parametrize("budget", [None, 200])
+def test_meanwhile_is_called_once_a_step(tiny: Tiny, budget: int | None) -> None:
+    """Whatever the step runs: a chunk, several, a decode, or both; and nothing of the step has happened by then."""
+    config = HiSparseConfig(top_k=48, max_running_requests=2, prefill_chunk=64, max_num_batched_tokens=budget)
+    engine = build_engine(tiny.loaded, config, [200] * 3)
+    requests = [engine.submit(prompt_of(length), SamplingParams(max_tokens=5)) for length in (100, 30, 150)]
+    seen: list[int] = []
+
+    def produced() -> int:
+        return sum(len(request.output) for request in requests)
+
+    while not engine.scheduler.is_idle:
+        before, calls = produced(), len(seen)
+        engine.step(lambda: seen.append(produced()))
+        assert seen[calls:] == [before]
+    assert produced() == 15

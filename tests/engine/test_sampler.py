@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hisparse.engine import Request, SamplingParams
-from hisparse.engine.sampler import Sampler
+from hisparse.engine.sampler import NO_TOKEN, Sampler
 from hisparse.engine.text_stream import TextStream
 
 NUM_DRAWS = 4000
@@ -20,9 +21,14 @@ def make_request(request_id: int = 0, **params: Any) -> Request:
     return Request(request_id, [1, 2, 3], SamplingParams(**params), TextStream(str))
 
 
+def sample(sampler: Sampler, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    """Tokens; None where there is none to be had."""
+    return [None if token == NO_TOKEN else token for token in sampler.choose(logits, requests).tolist()]
+
+
 def draw(logits: Tensor, count: int = NUM_DRAWS, **params: Any) -> list[int]:
     sampler, request = Sampler(), make_request(**({"seed": 11} | params))
-    tokens = [sampler.sample(logits[None], [request])[0] for _ in range(count)]
+    tokens = [sample(sampler, logits[None], [request])[0] for _ in range(count)]
     return [token for token in tokens if token is not None]
 
 
@@ -73,11 +79,11 @@ def test_the_smallest_temperature_leaves_only_the_likeliest() -> None:
 
 def test_greedy_takes_the_largest() -> None:
     logits = torch.stack([LOGITS, -LOGITS.clamp(min=-5)])
-    assert Sampler().sample(logits, [make_request(0), make_request(1)]) == [1, 5]
+    assert sample(Sampler(), logits, [make_request(0), make_request(1)]) == [1, 5]
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
-    assert Sampler().sample(torch.zeros(1, 9), [make_request()]) == [0]
+    assert sample(Sampler(), torch.zeros(1, 9), [make_request()]) == [0]
 
 
 def awkward_rows() -> Tensor:
@@ -97,27 +103,27 @@ AWKWARD_TOKENS = [0, 3, None, 0, None, None, 9, 33]
 
 def test_greedy_of_awkward_rows() -> None:
     requests = [make_request(request_id) for request_id in range(8)]
-    assert Sampler().sample(awkward_rows(), requests) == AWKWARD_TOKENS
-    assert Sampler().sample(awkward_rows().t().contiguous().t(), requests) == AWKWARD_TOKENS
+    assert sample(Sampler(), awkward_rows(), requests) == AWKWARD_TOKENS
+    assert sample(Sampler(), awkward_rows().t().contiguous().t(), requests) == AWKWARD_TOKENS
 
 
 @pytest.mark.gpu
 def test_greedy_of_awkward_rows_on_a_gpu() -> None:
     requests = [make_request(request_id) for request_id in range(8)]
-    assert Sampler().sample(awkward_rows().cuda(), requests) == AWKWARD_TOKENS
+    assert sample(Sampler(), awkward_rows().cuda(), requests) == AWKWARD_TOKENS
 
 
 def test_greedy_and_sampled_requests_share_a_batch() -> None:
     sampler = Sampler()
     requests = [make_request(0), make_request(1, temperature=1.0, top_k=2, seed=1)]
-    drawn = [sampler.sample(LOGITS.repeat(2, 1), requests) for _ in range(50)]
+    drawn = [sample(sampler, LOGITS.repeat(2, 1), requests) for _ in range(50)]
     assert {greedy for greedy, _ in drawn} == {1}
     assert {sampled for _, sampled in drawn} == {1, 4}
 
 
 def test_sampling_leaves_the_logits_alone() -> None:
     logits = LOGITS.repeat(2, 1)
-    Sampler().sample(logits, [make_request(0, temperature=0.3, top_k=2, top_p=0.4), make_request(1)])
+    sample(Sampler(), logits, [make_request(0, temperature=0.3, top_k=2, top_p=0.4), make_request(1)])
     assert torch.equal(logits, LOGITS.repeat(2, 1))
 
 
@@ -145,7 +151,7 @@ def test_a_seed_does_not_depend_on_the_batch() -> None:
     for step in range(60):
         batch = others[: step % 4]
         batch.insert(step % (len(batch) + 1), request)
-        crowded.append(sampler.sample(LOGITS.repeat(len(batch), 1), batch)[batch.index(request)])
+        crowded.append(sample(sampler, LOGITS.repeat(len(batch), 1), batch)[batch.index(request)])
     assert crowded == alone
 
 
@@ -156,16 +162,16 @@ def test_a_batch_of_all_kinds_draws_what_each_draws_alone() -> None:
     requests = [make_request(i, seed=i, **kinds[i % 3]) for i in range(9)]
     together, alone = Sampler(), Sampler()
     for _ in range(20):
-        tokens = together.sample(logits, requests)
-        assert tokens == [alone.sample(logits[i : i + 1], [requests[i]])[0] for i in range(9)]
+        tokens = sample(together, logits, requests)
+        assert tokens == [sample(alone, logits[i : i + 1], [requests[i]])[0] for i in range(9)]
         assert tokens[4] is None
 
 
 def test_a_forgotten_stream_starts_again() -> None:
     sampler, request = Sampler(), make_request(temperature=1.0, seed=5)
-    first = [sampler.sample(LOGITS[None], [request])[0] for _ in range(40)]
+    first = [sample(sampler, LOGITS[None], [request])[0] for _ in range(40)]
     sampler.forget(request)
-    assert [sampler.sample(LOGITS[None], [request])[0] for _ in range(40)] == first
+    assert [sample(sampler, LOGITS[None], [request])[0] for _ in range(40)] == first
     sampler.forget(make_request(99))  # one that never drew anything
 
 
@@ -175,13 +181,13 @@ def test_a_damaged_row_gets_no_token_and_the_others_do(damage: float, temperatur
     logits = LOGITS.repeat(3, 1)
     logits[1, 3] = damage
     requests = [make_request(request_id, temperature=temperature) for request_id in (40, 41, 42)]
-    tokens = Sampler().sample(logits, requests)
+    tokens = sample(Sampler(), logits, requests)
     assert [token is None for token in tokens] == [False, True, False]
 
 
 def test_a_row_of_nothing_gets_no_token() -> None:
     logits = torch.stack([LOGITS, torch.full_like(LOGITS, -torch.inf)])
-    assert Sampler().sample(logits, [make_request(3), make_request(4)]) == [1, None]
+    assert sample(Sampler(), logits, [make_request(3), make_request(4)]) == [1, None]
 
 
 @pytest.mark.parametrize(

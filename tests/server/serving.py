@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+import pytest
+import torch
 
 from hisparse.checkpoint import Loaded
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, SamplingParams, build_engine
+from hisparse.engine.batch import DecodeBatch
+from hisparse.engine.runner import Choose, Decoded
 from hisparse.server.app import create_app
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.generation import Job
@@ -63,17 +67,30 @@ def assert_nothing_left(loop: EngineLoop) -> None:
     assert not engine._sampler._streams
 
 
+def poison(engine: Engine, monkeypatch: pytest.MonkeyPatch, first: int, last: int = CONTEXT) -> None:
+    """The logits of decode steps at these positions are NaN from now on."""
+    decode = engine.runner.decode
+
+    def poisoned(batch: DecodeBatch, choose: Choose, meanwhile: Callable[[], None]) -> Decoded:
+        bad = [line for line, position in enumerate(batch.positions) if first <= position <= last]
+        return decode(
+            batch, lambda logits: choose(logits.index_fill(0, torch.tensor(bad).long(), torch.nan)), meanwhile
+        )
+
+    monkeypatch.setattr(engine.runner, "decode", poisoned)
+
+
 class SlowEngine:
     """Makes an engine's steps slow, or lets them wait for a sign, so that a test can act in between."""
 
     def __init__(self, engine: Engine, seconds: float = 0.005) -> None:
         self._step = engine.step
         self.seconds = seconds
-        engine.step = self.step  # type: ignore[method-assign]
+        engine.step = self.step  # type: ignore[method-assign, assignment]
 
-    def step(self) -> Any:
+    def step(self, *given: Any) -> Any:
         time.sleep(self.seconds)
-        return self._step()
+        return self._step(*given)
 
 
 class HeldEngine:
@@ -83,12 +100,12 @@ class HeldEngine:
         self._step = engine.step
         self._free = threading.Event()
         self.in_step = threading.Event()
-        engine.step = self.step  # type: ignore[method-assign]
+        engine.step = self.step  # type: ignore[method-assign, assignment]
 
-    def step(self) -> Any:
+    def step(self, *given: Any) -> Any:
         self.in_step.set()
         assert self._free.wait(PATIENCE_S)
-        return self._step()
+        return self._step(*given)
 
     def release(self) -> None:
         self._free.set()

@@ -13,7 +13,7 @@ from hisparse.errors import ModelOutputError, NeverFitsError
 from hisparse.server.engine_loop import EngineLoop
 from hisparse.server.errors import NotServingError, QueueFullError
 from hisparse.server.generation import Answers, Job, Piece
-from tests.server.serving import CONTEXT, SlowEngine, alone, assert_nothing_left, job_of, new_engine, wait_until
+from tests.server.serving import CONTEXT, SlowEngine, alone, assert_nothing_left, job_of, new_engine, poison, wait_until
 
 
 async def text_of(answers: Answers) -> str:
@@ -165,14 +165,7 @@ def test_a_closed_asyncio_loop_disturbs_nobody(loop: EngineLoop, loaded: Loaded)
 
 
 def test_nan_ends_one_request_alone(loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = loop.engine.runner.decode
-
-    def poisoned(batch: Any) -> torch.Tensor:
-        logits = decode(batch).clone()
-        logits[[i for i, position in enumerate(batch.positions) if position == 100]] = torch.nan
-        return logits
-
-    monkeypatch.setattr(loop.engine.runner, "decode", poisoned)
+    poison(loop.engine, monkeypatch, 100, 100)
 
     async def both() -> str:
         good, bad = await asyncio.gather(
@@ -210,7 +203,7 @@ def test_a_cache_that_others_fill_ends_all_and_hangs_nobody(loop: EngineLoop, lo
 
 
 def test_a_fatal_error_ends_all_and_says_so(loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(batch: Any) -> torch.Tensor:
+    def broken(*given: Any) -> torch.Tensor:
         raise RuntimeError("the GPU fell off the bus")
 
     monkeypatch.setattr(loop.engine.runner, "decode", broken)
@@ -268,14 +261,36 @@ def test_idle_takes_no_steps(loop: EngineLoop, loaded: Loaded) -> None:
     assert counted.num == before > 0
 
 
+def test_what_was_finished_before_a_fatal_error_is_whole(
+    loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that finishes one text is followed by one that cannot be."""
+    step, short = loop.engine.step, job_of(loaded, "a", max_tokens=4)
+
+    def step_until_one_is_finished(*given: Any) -> list[Request]:
+        if len(loop.engine._requests) == 1:
+            raise RuntimeError("the GPU fell off the bus")
+        return step(*given)
+
+    async def both() -> list[str | BaseException]:
+        answers = [await loop.submit([short]), await loop.submit([job_of(loaded, "b", max_tokens=60)])]
+        monkeypatch.setattr(loop.engine, "step", step_until_one_is_finished)
+        return await asyncio.gather(*map(text_of, answers), return_exceptions=True)
+
+    SlowEngine(loop.engine)
+    text, error = asyncio.run(both())
+    assert text == alone(loaded, short.prompt, max_tokens=4)
+    assert isinstance(error, NotServingError)
+
+
 class CountedSteps:
     """Counts an engine's steps."""
 
     def __init__(self, engine: Engine) -> None:
         self.num = 0
         self._step = engine.step
-        engine.step = self.step  # type: ignore[method-assign]
+        engine.step = self.step  # type: ignore[method-assign, assignment]
 
-    def step(self) -> list[Request]:
+    def step(self, *given: Any) -> list[Request]:
         self.num += 1
-        return self._step()
+        return self._step(*given)

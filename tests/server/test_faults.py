@@ -18,6 +18,7 @@ from tests.server.serving import (
     SlowEngine,
     alone,
     assert_nothing_left,
+    poison,
     prompt_of,
     wait_until,
 )
@@ -82,14 +83,7 @@ def test_connections_that_send_nothing_disturb_nobody(served: Served) -> None:
 
 
 def test_nan_is_a_500_for_one_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = served.loop.engine.runner.decode
-
-    def poisoned(batch: Any) -> torch.Tensor:
-        logits = decode(batch).clone()
-        logits[[i for i, position in enumerate(batch.positions) if position >= 100]] = torch.nan
-        return logits
-
-    monkeypatch.setattr(served.loop.engine.runner, "decode", poisoned)
+    poison(served.loop.engine, monkeypatch, 100)
     bad = served.post(COMPLETIONS, greedy("y" * 95))
     assert (bad.status_code, bad.json()["error"]["type"]) == (500, "server_error")
     assert "NaN" in bad.json()["error"]["message"]
@@ -99,7 +93,7 @@ def test_nan_is_a_500_for_one_request(served: Served, monkeypatch: pytest.Monkey
 
 
 def test_a_failed_engine_is_a_503_for_all(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(batch: Any) -> torch.Tensor:
+    def broken(*given: Any) -> torch.Tensor:
         raise RuntimeError("the GPU fell off the bus")
 
     monkeypatch.setattr(served.loop.engine.runner, "decode", broken)

@@ -114,12 +114,12 @@ def _parts(engine: Engine) -> dict[str, Callable[[], object]]:
     logits = 4 * torch.randn(len(requests), VOCABULARY)  # peaked, as a model's are
     return {
         "cache.step: check the requests": lambda: cache.admission.check_can_step(cache.requests),
-        f"sample: greedy, of {VOCABULARY} tokens": lambda: sampler.sample(logits, requests),
+        f"sample: greedy, of {VOCABULARY} tokens": lambda: sampler.choose(logits, requests),
         "text: a token of each request, nobody looks": lambda: _add_text(requests),
         "text: a token of each request, and all look": lambda: _show_text(requests),
         "one request's retraction": lambda: _retract(engine, requests[-1:]),
-        f"sample: at temperature 1, of {VOCABULARY} tokens": lambda: sampler.sample(logits, _warm(requests)),
-        f"sample: top_p 0.9, of {VOCABULARY} tokens": lambda: sampler.sample(logits, _warm(requests, top_p=0.9)),
+        f"sample: at temperature 1, of {VOCABULARY} tokens": lambda: sampler.choose(logits, _warm(requests)),
+        f"sample: top_p 0.9, of {VOCABULARY} tokens": lambda: sampler.choose(logits, _warm(requests, top_p=0.9)),
     }
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from hisparse.engine.batch import Batch, PrefillChunk
+from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
 from hisparse.engine.detokenizer import detokenizer_of
 from hisparse.engine.logprobs import chosen_logprob
 from hisparse.engine.request import FinishReason, Request, RequestState, SamplingParams
 from hisparse.engine.runner import Runner
-from hisparse.engine.sampler import Sampler
+from hisparse.engine.sampler import NO_TOKEN, Sampler
 from hisparse.engine.scheduler import Scheduler
 from hisparse.engine.text_stream import TextStream
 from hisparse.errors import ModelOutputError
@@ -84,8 +84,12 @@ class Engine:
         self._next_id += 1
         return request
 
-    def step(self) -> list[Request]:
+    def step(self, meanwhile: Callable[[], None] | None = None) -> list[Request]:
         """One step: the forwards that the scheduler chose. The requests that got a token, each once.
+
+        Args:
+            meanwhile: what the host can do while a GPU is busy with the step, about what came of the steps before. It
+                is called once, and must not raise or touch the engine.
 
         Raises:
             ModelOutputError: a request's logits cannot be sampled from, and it has ended; or the forward itself found
@@ -93,8 +97,8 @@ class Engine:
             HiSparseError: there are requests, and none can ever run.
         """
         stepped: list[Request] = []
-        for batch in self.scheduler.schedule():
-            stepped += self._run(batch)
+        for number, batch in enumerate(self.scheduler.schedule()):
+            stepped += self._run(batch, meanwhile if meanwhile and not number else _nothing)
         failed = [request for request in stepped if request.finish_reason is FinishReason.ERROR]
         if failed:
             raise _no_output(failed[0])
@@ -116,11 +120,11 @@ class Engine:
         if request.state is not RequestState.FINISHED:
             self._finish(request, FinishReason.CANCELLED)
 
-    def _run(self, batch: Batch) -> list[Request]:
+    def _run(self, batch: Batch, meanwhile: Callable[[], None]) -> list[Request]:
         """One forward; the requests that got a token from it."""
         requests = [self._requests[request_id] for request_id in batch.request_ids]
         try:
-            logits = self._forward(batch)
+            logits, tokens = self._forward(batch, requests, meanwhile)
         except ModelOutputError:  # it does not say whose fault it is, and trying again would not help
             for request in requests:
                 self._finish(request, FinishReason.ERROR)
@@ -128,14 +132,25 @@ class Engine:
         if isinstance(batch, PrefillChunk):
             requests[0].num_prefilled = batch.start + len(batch.tokens)
         self._tell(batch, logits)
-        return [] if logits is None else self._take_tokens(logits, requests)
+        return [] if logits is None else self._take_tokens(logits, tokens, requests)
 
-    def _forward(self, batch: Batch) -> Tensor | None:
-        return self.runner.prefill(batch) if isinstance(batch, PrefillChunk) else self.runner.decode(batch)
+    def _forward(
+        self, batch: Batch, requests: list[Request], meanwhile: Callable[[], None]
+    ) -> tuple[Tensor | None, list[int]]:
+        """Logits, and a token for each of their rows."""
 
-    def _take_tokens(self, logits: Tensor, requests: list[Request]) -> list[Request]:
-        for line, (request, token) in enumerate(zip(requests, self._sampler.sample(logits, requests), strict=True)):
-            if token is None:
+        def choose(logits: Tensor) -> Tensor:
+            return self._sampler.choose(logits, requests)
+
+        if isinstance(batch, DecodeBatch):
+            return self.runner.decode(batch, choose, meanwhile)
+        meanwhile()
+        logits = self.runner.prefill(batch)
+        return logits, [] if logits is None else choose(logits).tolist()
+
+    def _take_tokens(self, logits: Tensor, tokens: list[int], requests: list[Request]) -> list[Request]:
+        for line, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            if token == NO_TOKEN:
                 self._finish(request, FinishReason.ERROR)
             else:
                 self._take_token(request, token, logits, line)
@@ -171,6 +186,10 @@ class Engine:
     def _tell(self, batch: Batch, logits: Tensor | None) -> None:
         for observer in self.observers:
             observer.ran(batch, logits)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_output(request: Request) -> ModelOutputError:

@@ -67,8 +67,12 @@ class Family(Protocol):
     def can_be_recorded(self) -> bool:
         """Whether `forward_step` can be recorded in a CUDA graph: on a GPU, nothing in it waits for the device."""
 
-    def check_selections(self) -> None:
-        """Raise `ModelOutputError` if the last forwards selected by scores that are not finite. Waits for them."""
+    @property
+    def failures(self) -> Tensor | None:
+        """Selections since the last check that met scores that are not finite, int32 []; None: they raise at once."""
+
+    def check_selections(self, num_failures: int | None = None) -> None:
+        """Raise `ModelOutputError` if there were `failures`; unless it is told how many, it waits for the device."""
 
     def forward_chunk(
         self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool

@@ -68,7 +68,12 @@ class GroupedFamily:
         """See `Family`."""
         return self.model.device.type == "cuda" and self.selector.can_be_recorded
 
-    def check_selections(self) -> None:
+    @property
+    def failures(self) -> Tensor | None:
+        """See `Family`."""
+        return None
+
+    def check_selections(self, num_failures: int | None = None) -> None:
         """See `Family`. A dense model's scores are its own, and so are its logits then."""
 
     def forward_chunk(

@@ -79,9 +79,14 @@ class LatentFamily:
             mlp.can_be_recorded for mlp in experts
         )
 
-    def check_selections(self) -> None:
+    @property
+    def failures(self) -> Tensor | None:
         """See `Family`."""
-        self.selector.check_finite()
+        return self.selector.failures
+
+    def check_selections(self, num_failures: int | None = None) -> None:
+        """See `Family`."""
+        self.selector.check_finite(num_failures)
 
     def forward_chunk(
         self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool

@@ -5,7 +5,7 @@ have places in the cache, and batches become forwards. On a GPU a decode step is
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -18,6 +18,23 @@ from hisparse.engine.batch import DecodeBatch, PrefillChunk
 from hisparse.engine.family import Family
 from hisparse.errors import CapacityError
 from hisparse.step import Step
+
+Choose = Callable[[Tensor], Tensor]
+
+
+class Decoded(NamedTuple):
+    """What a decode step made."""
+
+    logits: Tensor  # float32 [b, vocab]
+    tokens: list[int]  # as they were chosen from the logits
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Runner:
@@ -73,7 +90,7 @@ class Runner:
         """Record the steps of these sizes now, if steps are recorded, so that nobody waits for it later."""
         for size in sizes if self._records else ():
             request = self.cache.admit(1)
-            self._decode([request], torch.zeros(size, dtype=torch.int64))
+            self._decode([request], [0], size, _likeliest, _nothing)
             self.cache.retire(request)
 
     def prefill(self, chunk: PrefillChunk) -> Tensor | None:
@@ -81,13 +98,25 @@ class Runner:
         with self._on_device():
             return self._prefill(chunk)
 
-    def decode(self, batch: DecodeBatch) -> Tensor:
-        """One token of each request; logits [b, vocab] float32."""
+    def decode(
+        self, batch: DecodeBatch, choose: Choose = _likeliest, meanwhile: Callable[[], None] = _nothing
+    ) -> Decoded:
+        """One token of each request.
+
+        Args:
+            batch: the requests, with their newest tokens.
+            choose: logits [b, vocab] float32 to tokens int64 [b], on a GPU without waiting for it.
+            meanwhile: what to do while the GPU is busy with the step; it must not raise.
+
+        Raises:
+            ValueError: a batch for other positions than the cache is at.
+            ModelOutputError: selections by scores that are not finite.
+        """
         requests = [self._requests[request_id] for request_id in batch.request_ids]
         lengths = tuple(request.length for request in requests)
         if lengths != batch.positions:
             raise ValueError(f"the batch is for positions {batch.positions}, and the cache is at {lengths}")
-        return self._decode(requests, torch.tensor([*batch.tokens, *[0] * batch.padding]))
+        return self._decode(requests, batch.tokens, batch.num_lines, choose, meanwhile)
 
     @torch.inference_mode()
     def _prefill(self, chunk: PrefillChunk) -> Tensor | None:
@@ -99,32 +128,66 @@ class Runner:
         return self.model.logits(hidden[-1:]) if chunk.is_last else None
 
     @torch.inference_mode()
-    def _decode(self, requests: Sequence[CacheRequest], tokens: Tensor) -> Tensor:
+    def _decode(
+        self,
+        requests: Sequence[CacheRequest],
+        tokens: Sequence[int],
+        size: int,
+        choose: Choose,
+        meanwhile: Callable[[], None],
+    ) -> Decoded:
+        """A size's first step is run as it is, which compiles and loads all it needs."""
+        recorded = self._recorded.get(size)
+        observed = self.cache.observer is not None  # an observer sees what is run, not what is recorded or replayed
         with self._on_device():
-            logits = self._run_step(requests, tokens)
-            self.family.check_selections()
-        return logits[: len(requests)]
+            if recorded is not None and not observed:
+                decoded = self._replay(recorded, requests, tokens, choose, meanwhile)
+            else:
+                meanwhile()  # launching takes as long as the GPU
+                decoded = self._run(requests, tokens, size, choose)
+                if self._records and recorded is None and not observed:
+                    self._try_to_record(size)
+        return decoded
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The model's GPU is the current one: captures and kernels go by that, and it is each thread's own."""
         return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
 
-    def _run_step(self, requests: Sequence[CacheRequest], tokens: Tensor) -> Tensor:
-        """Logits of all lines. A size's first step is run as it is, which compiles and loads all it needs."""
-        size = len(tokens)
-        recorded = self._recorded.get(size)
-        observed = self.cache.observer is not None  # an observer sees what is run, not what is recorded or replayed
-        if recorded is not None and not observed:
-            with self.cache.step(requests, recorded=recorded.step):
-                recorded.tokens.copy_(tokens)
-                recorded.graph.replay()
-            return recorded.logits.clone()
-        with self.cache.step(requests, batch_size=size) as step:
-            hidden = self.family.forward_step(self.cache, step, tokens.to(self.model.device))
-        logits = self.model.logits(hidden)
-        if self._records and recorded is None and not observed:
-            self._try_to_record(size)
-        return logits
+    def _replay(
+        self,
+        recorded: "RecordedStep",
+        requests: Sequence[CacheRequest],
+        tokens: Sequence[int],
+        choose: Choose,
+        meanwhile: Callable[[], None],
+    ) -> Decoded:
+        with self.cache.step(requests, tokens=tokens, recorded=recorded.step):
+            recorded.graph.replay()
+            logits = recorded.logits[: len(requests)].clone()
+            arriving = self._send(choose(logits))
+            meanwhile()
+        return self._receive(logits, arriving)
+
+    def _run(self, requests: Sequence[CacheRequest], tokens: Sequence[int], size: int, choose: Choose) -> Decoded:
+        with self.cache.step(requests, tokens=tokens, batch_size=size) as step:
+            hidden = self.family.forward_step(self.cache, step, step.tokens)
+            logits = self.model.logits(hidden)[: len(requests)]
+            arriving = self._send(choose(logits))
+        return self._receive(logits, arriving)
+
+    def _send(self, chosen: Tensor) -> Tensor:
+        """Let what was chosen, and what failed, come to the CPU. It is there when the device was next waited for."""
+        failures = self.family.failures
+        words = chosen if failures is None else torch.cat((chosen, failures.long()[None]))
+        if words.device.type == "cpu":
+            return words
+        return torch.empty(words.shape, dtype=words.dtype, pin_memory=True).copy_(words, non_blocking=True)
+
+    def _receive(self, logits: Tensor, arrived: Tensor) -> Decoded:
+        """The end of the step waited for the device, and that was the only time."""
+        chosen = arrived.tolist()
+        self.family.check_selections(*chosen[len(logits) :])
+        return Decoded(logits, chosen[: len(logits)])
 
     def _try_to_record(self, size: int) -> None:
         """A step that cannot be recorded can still be run: the requests have their tokens, and go on."""
@@ -139,15 +202,14 @@ class Runner:
             )
 
     def _record(self, size: int) -> "RecordedStep":
-        tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)
         graph = torch.cuda.CUDAGraph()
         # other threads may use the GPU meanwhile; the graphs run one at a time, so they share their memory
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             with self.cache.record_step(size) as step:
-                hidden = self.family.forward_step(self.cache, step, tokens)
+                hidden = self.family.forward_step(self.cache, step, step.tokens)
             logits = self.model.logits(hidden)
         self._pool = graph.pool()
-        return RecordedStep(graph, step, tokens, logits)
+        return RecordedStep(graph, step, logits)
 
 
 class RecordedStep(NamedTuple):
@@ -155,8 +217,7 @@ class RecordedStep(NamedTuple):
 
     graph: torch.cuda.CUDAGraph
     step: Step
-    tokens: Tensor  # int64 [lines], what it reads
-    logits: Tensor  # float32 [lines, vocab], what it writes
+    logits: Tensor  # float32 [lines, vocab]
 
 
 def buckets_up_to(max_requests: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Logits to tokens: greedy, or sampled by temperature, top-k and top-p from each request's own random stream.
 
 All of it is done where the logits are, for all requests at once; a sampled token takes one number of its request's
-stream, so other requests of a batch change nothing. The host waits once, for the tokens.
+stream, so other requests of a batch change nothing.
 """
 
 import random
@@ -13,6 +13,7 @@ from torch import Tensor
 from hisparse.engine.request import Request
 
 ROWS = 16  # drawn from at a time: memory stays bounded for any batch
+NO_TOKEN = -1
 LEAST_TEMPERATURE = 1e-30  # in float32; below, the likeliest tokens alone are left in any case
 
 
@@ -22,10 +23,10 @@ class Sampler:
     def __init__(self) -> None:
         self._streams: dict[int, random.Random] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
-        """A token for each row of `logits` ([b, vocab] float32); None for a row that cannot be sampled from.
+    def choose(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+        """A token for each row of `logits` ([b, vocab] float32), int64 [b], without waiting for a GPU.
 
-        Such a row holds NaN, positive infinity, or negative infinity alone.
+        NO_TOKEN for a row that cannot be sampled from: it holds NaN, positive infinity, or negative infinity alone.
         """
         tokens = _likeliest(logits)
         plain: list[_Choice] = []
@@ -38,7 +39,7 @@ class Sampler:
         for choices, draw in ((plain, _draw), (restricted, _draw_restricted)):
             for start in range(0, len(choices), ROWS):
                 _draw_into(tokens, logits, choices[start : start + ROWS], draw)
-        return [token if token >= 0 else None for token in tokens.tolist()]
+        return tokens
 
     def forget(self, request: Request) -> None:
         """Drop the random stream of a request that ended."""
@@ -61,7 +62,7 @@ def _draw_into(tokens: Tensor, logits: Tensor, choices: Sequence[_Choice], draw:
     vocab = logits.shape[-1]
     most = max(min(top_k or vocab, vocab) for *_, top_k, _ in choices)
     drawn = draw(logits[lines], *(column[:, None] for column in columns), most)
-    tokens[lines] = torch.where(tokens[lines] < 0, -1, drawn)
+    tokens[lines] = torch.where(tokens[lines] == NO_TOKEN, NO_TOKEN, drawn)
 
 
 def _upload(choices: Sequence[_Choice], device: torch.device) -> Tensor:
@@ -71,13 +72,13 @@ def _upload(choices: Sequence[_Choice], device: torch.device) -> Tensor:
 
 
 def _likeliest(logits: Tensor) -> Tensor:
-    """The first of each row's largest, int64 [b]; -1 for a row whose largest is no finite number (NaN is largest)."""
+    """The first of each row's largest, int64 [b]; NO_TOKEN if that is no finite number (NaN is largest)."""
     if logits.device.type == "cpu":
         tokens = torch.from_numpy(logits.numpy().argmax(axis=-1))  # a quarter of the time of torch's
         largest = logits.gather(-1, tokens[:, None])[:, 0]
     else:
         largest, tokens = logits.max(dim=-1)
-    return tokens.masked_fill(~largest.isfinite(), -1)
+    return tokens.masked_fill(~largest.isfinite(), NO_TOKEN)
 
 
 def _draw(logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> Tensor:

@@ -170,12 +170,18 @@ class DSA:
                 chosen[i, used] = scores[positions[i, used].long()]
         return chosen
 
-    def check_finite(self) -> None:
-        """Raise `ModelOutputError` if a selection on a GPU met scores that are not finite. Waits for those made so far.
+    @property
+    def failures(self) -> Tensor | None:
+        """Selections on a GPU since the last check whose scores are not finite, int32 []; None: none was made."""
+        return self._kernels.failures
 
-        Elsewhere such a selection raises at once.
+    def check_finite(self, num_failures: int | None = None) -> None:
+        """Raise `ModelOutputError` if a selection on a GPU met scores that are not finite.
+
+        Waits for those made so far, unless the caller has read `failures` itself. Elsewhere such a selection raises at
+        once.
         """
-        self._kernels.check()
+        self._kernels.check(num_failures)
 
     def _select_causal(self, state: Tensor, pages: Tensor, positions: Tensor, query: Tensor, weights: Tensor) -> Tensor:
         """`select_causal` by kernels: each query is a request of its own over the same pages."""

@@ -43,8 +43,15 @@ class KernelIndexer:
             self._failures = torch.zeros((), dtype=torch.int32, device=scores.device)
         return top_k(scores, lengths, self.top_k, self._failures)
 
-    def check(self) -> None:
-        """Raise `ModelOutputError` if a selection since the last call met scores that are not finite. Waits for it."""
-        if self._failures is not None and self._failures.item():
+    @property
+    def failures(self) -> Tensor | None:
+        """How many selections since the last `check` met scores that are not finite, int32 []; None: none was made."""
+        return self._failures
+
+    def check(self, num_failures: int | None = None) -> None:
+        """Raise `ModelOutputError` if there were failures; unless it is told how many, it waits for the device."""
+        if self._failures is None:
+            return
+        if self._failures.item() if num_failures is None else num_failures:
             self._failures.zero_()
             raise ModelOutputError(NOT_FINITE)

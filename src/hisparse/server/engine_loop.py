@@ -2,7 +2,7 @@
 
 Everything that touches the engine happens on that thread. Callers put commands into an inbox, which is emptied
 before every step; with nothing to run, the thread sleeps in the inbox. News go back to each caller's asyncio loop,
-together once a step.
+together once a step, when the next one has begun.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class EngineLoop:
         while True:
             is_idle = self.engine.scheduler.is_idle
             if is_idle:
-                self._notify()
+                self._publish_all()
                 if self._deadline is not None:
                     return False
             try:
@@ -172,16 +172,19 @@ class EngineLoop:
         return True
 
     def _step(self) -> None:
-        error = None
+        """One step; what came of the one before is told while a GPU is busy with it."""
         try:
-            self.engine.step()
-        except ModelOutputError as raised:  # who is at fault has ended; the others go on
-            error = raised
+            self.engine.step(self._publish_all)
+        except ModelOutputError as error:  # who is at fault has ended; the others go on
+            self._publish_all(error)
+
+    def _publish_all(self, error: ModelOutputError | None = None) -> None:
         with self._lock:
             unfinished = list(self._unfinished)
         for generation in unfinished:
             self._publish(generation, error)
-        self._notify()
+        for watch in self.watches:
+            watch.stepped(self.engine)
         self._post()
 
     def _publish(self, generation: Generation, error: ModelOutputError | None) -> None:
@@ -233,6 +236,8 @@ class EngineLoop:
             self._drop(answers)
 
     def _fail(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):  # texts that were finished before are whole
+            self._publish_all()
         failure = NotServingError(f"the engine failed ({type(error).__name__}: {error}): restart the server")
         with self._lock:
             self._refusal = failure
@@ -241,10 +246,6 @@ class EngineLoop:
             self._send(generation.answers, failure)
             self._end(generation, FinishReason.ERROR)
         self._post()
-
-    def _notify(self) -> None:
-        for watch in self.watches:
-            watch.stepped(self.engine)
 
     def _send(self, answers: Answers, news: News) -> None:
         self._mail[answers.loop].append((answers, news))
