@@ -1,16 +1,20 @@
-"""A decode step that cannot be recorded is run all the same, and nobody loses a token."""
+"""Recorded decode steps as the runner drives them, and those that cannot be recorded: nobody loses a token."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from hisparse.checkpoint import load
 from hisparse.checkpoint.tiny import write_tiny
+from hisparse.checkpoint.tiny_mla import write_tiny_mla
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, SamplingParams, build_engine
-from hisparse.engine.runner import Runner
-from tests.engine.engines import assert_clean, prompt_of
+from hisparse.engine.runner import RecordedStep, Runner
+from hisparse.step import Step
+from tests.engine.engines import VerifiedRun, assert_clean, prompt_of
 
 CONFIG = HiSparseConfig(top_k=32, device_buffer_size=64)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0)
@@ -51,6 +55,78 @@ def test_warming_up_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
     engine.runner._records = True
     engine.runner.warm_up((1, 2))
     assert tried == [1, 2]
+    assert_clean(engine)
+
+
+class PlayedGraph:
+    """What a recorded step's graph does, done by the reference backend when it is replayed."""
+
+    def __init__(self, runner: Runner, size: int) -> None:
+        self._runner = runner
+        inputs = runner.cache._steps._recorded_inputs[:, :size]
+        self.step = Step((), inputs, torch.zeros(0))
+        self.logits = torch.full((size, runner.model.config.vocab_size), torch.nan)
+        self.num_replays = 0
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        steps, family = self._runner.cache._steps, self._runner.family
+        replayed = steps._step
+        assert replayed is not None
+        assert replayed.is_replay
+        step = steps._open(Step((), self.step.inputs, steps._insert(self.step.inputs)))
+        self.logits.copy_(self._runner.model.logits(family.forward_step(self._runner.cache, step, step.tokens)))
+        self._runner.cache.backend.end_step()
+        steps._open(replayed)
+        self.num_replays += 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm-5.2"])
+def test_replayed_steps_equal_resident_ones(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the runner drives recorded steps: inputs, padding, what comes back; mixed with steps that are not."""
+    folder = write_tiny(tmp_path) if kind == "llama" else write_tiny_mla(tmp_path, kind, top_k=32)
+    graphs: dict[int, PlayedGraph] = {}
+
+    def record(runner: Runner, size: int) -> RecordedStep:
+        graphs[size] = PlayedGraph(runner, size)
+        return RecordedStep(cast(Any, graphs[size]), graphs[size].step, graphs[size].logits)
+
+    monkeypatch.setattr(Runner, "_record", record)
+    run = VerifiedRun(replace(load(folder), stop_token_ids=()), CONFIG, [300] * 6)
+    run.engine.runner._records = True
+    run.engine.scheduler.buckets = (2, 4)
+    for length in (30, 200, 77, 90, 150, 10):
+        run.submit(length, max_tokens=8 + length % 7)
+    for _ in range(12):
+        run.step()
+    run.engine.retract(run.engine.scheduler.running[0])
+    run.finish()
+    assert sum(graph.num_replays for graph in graphs.values()) == len(run.record.decodes) - 2
+    assert any(batch.padding for batch in run.record.decodes)
+
+
+def test_a_replay_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(load(write_tiny(tmp_path)), CONFIG, [100])
+    graphs: list[PlayedGraph] = []
+
+    def record(runner: Runner, size: int) -> RecordedStep:
+        graphs.append(PlayedGraph(runner, size))
+        return RecordedStep(cast(Any, graphs[0]), graphs[0].step, graphs[0].logits)
+
+    monkeypatch.setattr(Runner, "_record", record)
+    engine.runner._records = True
+    request = engine.submit(prompt_of(50), SamplingParams(max_tokens=8))
+    for _ in range(3):
+        engine.step()
+    assert graphs[0].num_replays == 1
+    before = list(request.output)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs[0], "replay", lambda: None)  # the graph did nothing
+        with pytest.raises(ValueError, match="0 new records came to the cache in a step of 1 requests"):
+            engine.step()
+    assert request.output == before
+    engine.run()
+    assert request.output == answer(build_engine(load(tmp_path), CONFIG, [100]))
     assert_clean(engine)
 
 
