@@ -31,6 +31,9 @@ from hisparse.workspace import Source, Workspace
 class SelectionObserver(Protocol):
     """Hears what layers select."""
 
+    def hears(self, requests: Sequence[CacheRequest]) -> bool:
+        """Whether it wants to hear of their next step; asked by whoever could replay a recorded one instead."""
+
     def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         """A layer's selection, int32 [b, k], before it is resolved, and what it was chosen from if that is known.
 

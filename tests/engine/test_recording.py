@@ -14,6 +14,8 @@ from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, SamplingParams, build_engine
 from hisparse.engine.runner import RecordedStep, Runner
 from hisparse.step import Step
+from hisparse.trace import open_trace
+from hisparse.trace.record import numbered, record_traces, stop_recording
 from tests.engine.engines import VerifiedRun, assert_clean, prompt_of
 
 CONFIG = HiSparseConfig(top_k=32, device_buffer_size=64)
@@ -103,6 +105,34 @@ def test_replayed_steps_equal_resident_ones(kind: str, tmp_path: Path, monkeypat
     run.finish()
     assert sum(graph.num_replays for graph in graphs.values()) == len(run.record.decodes) - 2
     assert any(batch.padding for batch in run.record.decodes)
+
+
+def test_traces_are_whole_although_other_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[PlayedGraph] = []
+
+    def record(runner: Runner, size: int) -> RecordedStep:
+        graphs.append(PlayedGraph(runner, size))
+        return RecordedStep(cast(Any, graphs[-1]), graphs[-1].step, graphs[-1].logits)
+
+    monkeypatch.setattr(Runner, "_record", record)
+    loaded = replace(load(write_tiny(tmp_path / "model")), stop_token_ids=())
+    engine = build_engine(loaded, replace(CONFIG, max_running_requests=2), [100] * 4)
+    engine.runner._records = True
+    engine.scheduler.buckets = (2,)
+    recorder = record_traces(engine, numbered(tmp_path / "t.hst"), every=2)
+    for length in (20, 30, 40, 50):  # the first and the third are recorded, the others run on alone
+        engine.submit(prompt_of(length), replace(PARAMS, max_tokens=5 if length % 20 else 15))
+    engine.run()
+    stop_recording(engine, recorder)
+    assert [open_trace(path).newest.tolist() for path in recorder.paths] == [[*range(20, 34)], [*range(40, 54)]]
+    assert not graphs  # every step had a recorded request
+    again = record_traces(engine, numbered(tmp_path / "u.hst"), every=3)
+    for length in (20, 30, 40):
+        engine.submit(prompt_of(length), replace(PARAMS, max_tokens=5 if length == 20 else 15))
+    engine.run()
+    stop_recording(engine, again)
+    assert [open_trace(path).newest.tolist() for path in again.paths] == [[*range(20, 24)]]
+    assert graphs[0].num_replays > 5
 
 
 def test_a_replay_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Recording: what is in the file is what the cache was asked for, step by step, of the requests that are sampled."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hisparse.admission import CacheRequest
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Engine, SamplingParams, build_engine
 from hisparse.ranking import Best
@@ -34,6 +36,9 @@ class Heard:
         self.recorder = recorder
         self.selections: dict[int, list[Tensor]] = {}  # of the first line, by layer
         self.positions: list[int] = []
+
+    def hears(self, requests: Sequence[CacheRequest]) -> bool:
+        return self.recorder.hears(requests)
 
     def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         self.recorder.selected(layer, selection, step, best)

@@ -138,7 +138,8 @@ class Runner:
     ) -> Decoded:
         """A size's first step is run as it is, which compiles and loads all it needs."""
         recorded = self._recorded.get(size)
-        observed = self.cache.observer is not None  # an observer sees what is run, not what is recorded or replayed
+        observer = self.cache.observer  # it sees what is run, not what is recorded or replayed
+        observed = observer is not None and observer.hears(requests)
         with self._on_device():
             if recorded is not None and not observed:
                 decoded = self._replay(recorded, requests, tokens, choose, meanwhile)

@@ -4,7 +4,7 @@
 little for requests that are not among the recorded ones.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,16 +74,30 @@ class TraceRecorder:
         self._current: Step | None = None
         self._recorded: list[tuple[int, _Recording]] = []  # lines of the current step
 
+    def hears(self, requests: Sequence[CacheRequest]) -> bool:
+        """See `SelectionObserver`: only steps with a recorded request need to be run as they are."""
+        return self.failure is None and bool(self._guarded(self._hears, requests))
+
     def selected(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         """See `SelectionObserver`. A step that is undone is not written: its position comes again.
 
         A file that cannot be written, on a full disk for instance, ends the recording and not the step: see `failure`.
         """
         if self.failure is None:
-            try:
-                self._record(layer, selection, step, best)
-            except OSError as error:
-                self.failure = error
+            self._guarded(self._record, layer, selection, step, best)
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Whatever the call gives; None if it could not write."""
+        try:
+            return call(*arguments)
+        except OSError as error:
+            self.failure = error
+
+    def _hears(self, requests: Sequence[CacheRequest]) -> bool:
+        self._finish_step()
+        self._forget_retired()
+        recordings = [self._recording_of(request) for request in requests]  # all: they are counted as they come
+        return any(recording is not None and not self._is_full(recording) for recording in recordings)
 
     def _record(self, layer: int, selection: Tensor, step: Step, best: Best | None) -> None:
         if step is not self._current:
@@ -105,13 +119,11 @@ class TraceRecorder:
                 _flush(recording)
                 recording.writer.close()
         self._known.clear()
-        self._recorded, self._current = [], None
 
     def _begin_step(self, step: Step) -> None:
         self._finish_step()
         self._forget_retired()
         self._current = step
-        self._recorded = []
         for line, request in enumerate(step.requests):
             recording = self._recording_of(request)
             if recording is not None and not self._is_full(recording):
@@ -130,6 +142,7 @@ class TraceRecorder:
             recording.rows = {}
             if len(recording.steps) >= BLOCK_STEPS:
                 _flush(recording)
+        self._recorded, self._current = [], None
 
     def _recording_of(self, request: CacheRequest) -> _Recording | None:
         if id(request) not in self._known:
@@ -193,7 +206,7 @@ def record_traces(
     """Record the requests that an engine will run, until the recorder is closed.
 
     Args:
-        engine: whose cache is observed. Steps replayed from a CUDA graph are not seen.
+        engine: whose cache is observed. Steps with a recorded request are not replayed from CUDA graphs meanwhile.
         path_of: where the file of the n-th recorded request goes.
         every: record the first request and then every so-manieth one.
         max_steps: of a request.
