@@ -25,7 +25,7 @@ def trace() -> SelectionTrace:
         ({"buffer": 2048}, "device_buffer_size must be above top_k"),
         ({"record_bytes": 1000}, "record_bytes must be a multiple of 16, got 1000"),
         ({"layers": 0}, "num_layers must be a positive whole number, got 0"),
-        ({"policy": "best"}, "policy must be one of lru, fifo, random, two_rate, got 'best'"),
+        ({"policy": "best"}, "policy must be one of lru, fifo, random, two_rate, two_rate_tier, got 'best'"),
         ({"warm_steps": 119}, "warm_steps must be from 0 to 118, so that of 120 steps 2 count, got 119"),
         ({"warm_steps": -1}, "got -1"),
     ],
