@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hisparse.admission import CacheRequest, State
 from hisparse.cache import HierarchicalCache
 from hisparse.errors import CapacityError
 from hisparse.layout import PAGE_RECORDS, CacheLayout
+from hisparse.ranking import Ranking
 from hisparse.selection_state import SelectionState
 from tests.oracle import LayerOracle
 
@@ -183,10 +185,18 @@ class CacheMachine(RuleBasedStateMachine):
                 selection[i, place] = position
             self.last[request, layer] = chosen
             rows += [self.row(request, position) for position in chosen]
-        slots = self.cache.resolve(layer, selection.to(self.device)).cpu()
+        slots = self.cache.resolve(layer, selection.to(self.device), partial(self.best, lengths)).cpu()
         oracle.resolve(rows, now)
         self.check_slots(layer, requests, selection, slots)
         return selection
+
+    def best(self, lengths: list[int], count: int) -> Ranking:
+        """Any distinct positions of each request."""
+        positions = torch.full((len(lengths), count), -1, dtype=torch.int32)
+        for line, length in enumerate(lengths):
+            chosen = self.random.sample(range(length), min(count, length))
+            positions[line, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+        return Ranking(positions.to(self.device), torch.zeros(positions.shape, device=self.device))
 
     def step_shared_layer(
         self, layer: int, requests: list[CacheRequest], lengths: list[int], selection: Tensor
@@ -221,7 +231,8 @@ class CacheMachine(RuleBasedStateMachine):
             for moment, piece in enumerate(reversed(pieces), start=before + 1):
                 self.oracle[anchor].resolve(piece, moment)
             slots = self.cache.device_pool.layer(anchor).slot_of_row[rows].cpu()
-            certain = slice(None) if self.policy == "lru" else slice(layout.top_k)  # others may leave for better ones
+            is_exact = self.policy == "lru" and self.device == "cpu"  # else some may leave for better ones
+            certain = slice(None) if is_exact else slice(layout.top_k)
             assert (slots[certain] >= 0).all()
             there = positions[anchor].masked_fill(slots < 0, -1)
             for layer in range(LAYERS):
@@ -308,10 +319,21 @@ class FifoMachine(CacheMachine):
     policy = "fifo"
 
 
+class TierMachine(CacheMachine):
+    """Bytes and integrity at every step; the oracle does not know this policy."""
+
+    policy = "two_rate_tier"
+
+    @invariant()
+    def sound(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.check_integrity()
+
+
 SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize("machine", [CacheMachine, FifoMachine])
+@pytest.mark.parametrize("machine", [CacheMachine, FifoMachine, TierMachine])
 def test_any_sequence_of_calls(machine: Any) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -1,6 +1,7 @@
 """The two-rate policy in the cache: the same misses as the simulator's, over a recorded trace and any schedule."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -100,6 +101,27 @@ def test_heat_is_kept_by_row() -> None:
 
 
 @pytest.mark.usefixtures("each_backend")
+def test_ranks_that_cannot_be_had_undo_the_step() -> None:
+    """A shared layer has by then what its anchor's tables say, or has it when the step is undone."""
+    driver = new_driver(policy="two_rate_tier", num_layers=3, anchors=(0, 0, 2))
+    request = driver.admit(staged=20)
+    driver.admit(staged=20)
+    device = torch.get_default_device()
+
+    def no_memory(count: int) -> Ranking:
+        raise MemoryError
+
+    for selection in CHURN:
+        driver.step({request: selection})
+        length = request.length
+        with suppress(MemoryError), driver.cache.step([request]) as step:
+            driver.append(step)
+            driver.cache.resolve(0, torch.tensor([[15, 16, 17, 18]], dtype=torch.int32, device=device), no_memory)
+        assert request.length == length
+        driver.cache.check_integrity()
+
+
+@pytest.mark.usefixtures("each_backend")
 @pytest.mark.parametrize("policy", ["two_rate", "two_rate_tier"])
 def test_slots_are_right_under_two_rate(policy: str) -> None:
     driver = new_driver(policy=policy)
@@ -115,14 +137,15 @@ def test_slots_are_right_under_two_rate(policy: str) -> None:
 
 @pytest.mark.usefixtures("each_backend")
 def test_what_is_ranked_next_cools_more_slowly() -> None:
-    tables = DevicePool(small_layout(num_layers=1, max_requests=1), torch.device("cpu")).layer(0)
+    device = torch.get_default_device()
+    tables = DevicePool(small_layout(num_layers=1, max_requests=1), device).layer(0)
     for slot, row in enumerate((4, 5, 6)):
         tables.row_of_slot[slot], tables.slot_of_row[row] = row, slot
         tables.stamp[slot] = tables.entered[slot] = hit(1)
     tables.stamp[2] = hit(2)
     mark_ranked(tables, torch.tensor([[6, 5, 400, -1]]), 2)  # 6 is selected, 5 comes next, 400 is nowhere
     assert tables.stamp[:4].tolist() == [hit(1), fetched(2), hit(2), FREE]
-    heat = RowHeat(1, 512, torch.device("cpu"))
+    heat = RowHeat(1, 512, device)
     heat.end_step(0, tables, 2)
     cold, warm, hot = heat._heat[0, 4:7].tolist()
     assert 0 == cold < warm < hot

@@ -47,7 +47,8 @@ def test_the_pools_have_the_sizes_that_the_layout_says() -> None:
 def test_table_bytes_are_those_of_the_tables() -> None:
     cache = small_cache(num_slots=17, max_positions=100)
     pool = cache.device_pool
-    tables = [*pool.tables, pool.all_counters, cache.admission.page_table, cache._steps._recorded_inputs]
+    tables = [*pool.tables, pool.all_counters, cache.admission.page_table]
+    tables += [cache._steps._recorded_inputs, cache._steps._padded_inputs]
     assert cache.layout.table_bytes == sum(table.nbytes for table in tables)
 
 

@@ -91,6 +91,18 @@ def test_what_follows_may_not_come() -> None:
     layers.check(1, [tile.clone() for tile in workspace.read(layers.source(1))])
 
 
+def test_what_follows_is_not_taken_for_what_could_not_be_read() -> None:
+    def failing(rows: Tensor, out: Tensor) -> None:
+        out.fill_(GARBAGE)
+        raise OSError
+
+    workspace, layers = new_workspace(), Layers(1500)
+    list(workspace.read(layers.source(0), layers.source(1)))
+    with pytest.raises(OSError):  # noqa: PT011
+        list(workspace.read(Source(7, failing, layers.rows)))
+    layers.check(1, [tile.clone() for tile in workspace.read(layers.source(1))])
+
+
 def test_a_reader_may_leave_in_the_middle() -> None:
     workspace, layers = new_workspace(), Layers(1500)
     for _ in range(3):

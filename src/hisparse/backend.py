@@ -92,6 +92,9 @@ class Backend(Protocol):
     def read_counters(self) -> Counters:
         """The counters on the CPU, as they are now, without waiting for a step that runs."""
 
+    def read_free_slots(self) -> int:
+        """Free slots of all index groups, likewise."""
+
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """Write uint8 [n, record_bytes] records to host rows, and to slots as far as some are free.
 
@@ -194,6 +197,10 @@ class ReferenceBackend:
     def read_counters(self) -> Counters:
         """See `Backend`."""
         return Counters(*self.device_pool.all_counters.cpu())
+
+    def read_free_slots(self) -> int:
+        """See `Backend`."""
+        return int(self.device_pool.tables.num_free.sum())
 
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """See `Backend`."""

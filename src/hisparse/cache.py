@@ -196,7 +196,7 @@ class HierarchicalCache:
     def seed(self, request: CacheRequest, positions: Mapping[int, Tensor]) -> None:
         """Fetch what a request will probably select, before its first step.
 
-        The top_k best are certain to be on the device then, and with the policy "lru" all.
+        The top_k best are certain to be on the device then; of the others, some may have left for better ones.
 
         Args:
             request: an active one.

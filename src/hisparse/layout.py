@@ -147,10 +147,10 @@ class CacheLayout:
         """Device bytes of the tables, on any device.
 
         In every group an int32 a row, five a slot and four more, and five int64 counters; the page table; five int64 a
-        request, the inputs of recorded steps.
+        request, the inputs of recorded steps, and what they are between steps.
         """
         per_group = 4 * self.num_rows + 4 * 5 * self.num_slots + 4 * 4 + 8 * 5
-        return len(self.groups) * per_group + self.page_table_bytes + 8 * 5 * self.max_requests
+        return len(self.groups) * per_group + self.page_table_bytes + 2 * 8 * 5 * self.max_requests
 
     @property
     def launch_bytes(self) -> int:

@@ -50,22 +50,17 @@ class Workspace:
         upcoming = deque(tiles)
         if tiles and following is not None:
             upcoming.append((following.fetch, following.rows[:TILE_RECORDS]))
-        if tiles and self._ahead == source.name:
+        ahead, self._ahead = self._ahead, None
+        if tiles and ahead == source.name:
             upcoming.popleft()
         else:
             self._fill_next(upcoming)
-        self._ahead = None
-        try:
-            for _, rows in tiles:
-                place = (self._next - 1) % NUM_TILES
-                self._fill_next(upcoming)
-                if self._side is not None:
-                    self._side.join(place)
-                yield self._tiles[place, : len(rows)]
-        except BaseException:  # nobody reads on
+        for _, rows in tiles:
+            place = (self._next - 1) % NUM_TILES
+            self._fill_next(upcoming)
             if self._side is not None:
-                self._side.join_all()
-            raise
+                self._side.join(place)
+            yield self._tiles[place, : len(rows)]
         if tiles and following is not None:
             self._ahead = following.name
 

@@ -77,6 +77,54 @@ def test_the_smallest_temperature_leaves_only_the_likeliest() -> None:
     assert set(draw(LOGITS, 50, temperature=1e-310)) == {1}
 
 
+def test_a_top_k_beyond_every_vocabulary_leaves_all() -> None:
+    plain = draw(LOGITS, 200, temperature=1.0)
+    for top_k in (5, 6, 10**400):
+        assert set(draw(LOGITS, 200, temperature=1.0, top_k=top_k)) == set(plain) == {0, 1, 2, 3, 4}
+
+
+def test_a_temperature_beyond_float32_makes_all_equal() -> None:
+    drawn = Counter(draw(LOGITS, temperature=1e300))
+    assert set(drawn) == {0, 1, 2, 3, 4}
+    assert min(drawn.values()) > NUM_DRAWS / 5 - 4 * math.sqrt(NUM_DRAWS * 0.16)
+
+
+def test_a_seed_and_its_negative_are_two() -> None:
+    assert draw(LOGITS, 100, temperature=1.0, seed=5) != draw(LOGITS, 100, temperature=1.0, seed=-5)
+
+
+def test_many_rows_draw_what_each_draws_alone() -> None:
+    """More than are drawn from at one time."""
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(2)) * 2
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 7}, {"top_p": 0.8}]
+    requests = [make_request(i, seed=i, temperature=1.0, **kinds[i % 3]) for i in range(50)]
+    alone = [sample(Sampler(), logits[i : i + 1], [requests[i]])[0] for i in range(50)]
+    assert sample(Sampler(), logits, requests) == alone
+
+
+def test_of_equals_the_first_stay() -> None:
+    flat = torch.zeros(40)
+    flat[[30, 5]] = 1.0
+    assert set(draw(flat, 300, temperature=1.0, top_k=4)) == {5, 30, 0, 1}
+    assert set(draw(-flat.clamp(max=0.0), 300, temperature=1.0, top_p=0.05)) == {0, 1}
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_what_the_cpu_draws_without_being_waited_for() -> None:
+    logits = torch.randn(50, 3000, generator=torch.Generator().manual_seed(3)) * 2
+    logits[7, 5], logits[9] = torch.nan, -torch.inf
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 50}, {"top_p": 0.8}, {"top_k": 10**9, "top_p": 0.5}]
+    requests = [make_request(i, seed=i, temperature=float(i % 5), **kinds[i % 4]) for i in range(50)]
+    there = logits.cuda()
+    Sampler().choose(there, requests)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        chosen = Sampler().choose(there, requests)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert chosen.tolist() == Sampler().choose(logits, requests).tolist()
+
+
 def test_greedy_takes_the_largest() -> None:
     logits = torch.stack([LOGITS, -LOGITS.clamp(min=-5)])
     assert sample(Sampler(), logits, [make_request(0), make_request(1)]) == [1, 5]

@@ -39,8 +39,12 @@ class RandomGpuMachine(GpuMachine):
     policy = "random"
 
 
+class TierGpuMachine(GpuMachine):
+    policy = "two_rate_tier"
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("machine", [GpuMachine, FifoGpuMachine, RandomGpuMachine])
+@pytest.mark.parametrize("machine", [GpuMachine, FifoGpuMachine, RandomGpuMachine, TierGpuMachine])
 def test_any_sequence_of_calls(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=SETTINGS)
 

@@ -56,7 +56,7 @@ def check_bytes(cache: HierarchicalCache, size: Footprint) -> None:
     assert layout.slots_bytes == cache.device_pool.records.nbytes
     assert layout.workspace_bytes == cache.workspace._tiles.nbytes
     tables = [*cache.device_pool.tables, cache.device_pool.all_counters, cache.admission.page_table]
-    assert layout.table_bytes == sum(table.nbytes for table in tables) + cache._steps._recorded_inputs.nbytes
+    assert layout.table_bytes == sum(table.nbytes for table in tables) + 2 * cache._steps._recorded_inputs.nbytes
     assert size.selection_state_bytes == state.data.nbytes + state.page_table.nbytes
     assert size.host_bytes == cache.host_pool.records.nbytes
 

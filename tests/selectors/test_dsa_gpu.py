@@ -73,6 +73,18 @@ def test_selection_is_the_best_scored(fp8: bool) -> None:
     histories.selector.check_finite()
 
 
+def test_the_best_positions_in_order() -> None:
+    histories = Histories(32, 128, fp8=False)
+    arguments = histories.state, histories.table, histories.lengths, histories.query, histories.weights
+    ranking = histories.selector.select(*arguments).best(1024)
+    for positions, values, scores in zip(ranking.positions, ranking.scores, histories.scores(), strict=True):
+        count = min(len(scores), 1024)
+        assert torch.equal(values[:count], scores.sort(descending=True).values[:count])
+        assert torch.equal(values[:count], scores[positions[:count].long()])
+        assert (positions[count:] == -1).all()
+        assert (values[count:] == -math.inf).all()
+
+
 def test_chunk_selects_what_decoding_would() -> None:
     histories = Histories(32, 128, fp8=False, lengths=[3000])
     positions = torch.arange(2800, 3000, device="cuda")

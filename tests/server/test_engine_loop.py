@@ -283,6 +283,30 @@ def test_what_was_finished_before_a_fatal_error_is_whole(
     assert isinstance(error, NotServingError)
 
 
+def test_a_text_that_failed_before_a_fatal_error_is_told_so(
+    loop: EngineLoop, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both in one step: the one without output has ended by then, and the engine says something else."""
+    step = loop.engine.step
+
+    def step_of_two_faults(*given: Any) -> list[Request]:
+        try:
+            return step(*given)
+        except ModelOutputError as error:
+            raise RuntimeError("the GPU fell off the bus") from error
+
+    monkeypatch.setattr(loop.engine, "step", step_of_two_faults)
+    poison(loop.engine, monkeypatch, 20, 30)
+
+    async def both() -> list[Any]:
+        asked = ask(loop, job_of(loaded, "y" * 20, max_tokens=9)), ask(loop, job_of(loaded, "b", max_tokens=200))
+        return [*await asyncio.gather(*asked, return_exceptions=True)]
+
+    for error in asyncio.run(both()):
+        assert isinstance(error, NotServingError)
+        assert "fell off the bus" in str(error)
+
+
 class CountedSteps:
     """Counts an engine's steps."""
 

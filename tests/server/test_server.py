@@ -153,6 +153,13 @@ def test_bad_requests_are_told_what_is_wrong(served: Served, stream: bool) -> No
         assert word in error["message"], (name, error["message"])
 
 
+def test_extreme_numbers_that_are_valid_are_served(served: Served) -> None:
+    for extreme in ({"top_k": 10**400}, {"temperature": 2, "top_p": 1e-300}, {"temperature": 5e-324}, {"seed": -1}):
+        for more in ({}, {"logprobs": 3}):
+            response = served.post(COMPLETIONS, {"model": MODEL, "prompt": "a", "max_tokens": 2} | extreme | more)
+            assert response.status_code == 200, (extreme, response.text)
+
+
 def test_what_is_no_request_is_answered_in_the_same_form(served: Served) -> None:
     malformed = httpx.post(served.url + COMPLETIONS, content=b"{'prompt'", timeout=20)
     for response, status in (

@@ -5,8 +5,8 @@ have places in the cache, and batches become forwards. On a GPU a decode step is
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -140,15 +140,25 @@ class Runner:
         recorded = self._recorded.get(size)
         observer = self.cache.observer  # it sees what is run, not what is recorded or replayed
         observed = observer is not None and observer.hears(requests)
-        with self._on_device():
+        with self._on_device(), self._forgetting_failures():
             if recorded is not None and not observed:
-                decoded = self._replay(recorded, requests, tokens, choose, meanwhile)
-            else:
-                meanwhile()  # launching takes as long as the GPU
-                decoded = self._run(requests, tokens, size, choose)
-                if self._records and recorded is None and not observed:
-                    self._try_to_record(size)
+                return self._replay(recorded, requests, tokens, choose, meanwhile)
+            meanwhile()  # launching takes as long as the GPU
+            decoded = self._run(requests, tokens, size, choose)
+        if self._records and recorded is None and not observed:
+            with self._on_device():
+                self._try_to_record(size)
         return decoded
+
+    @contextmanager
+    def _forgetting_failures(self) -> Iterator[None]:
+        """A step that is undone leaves no failed selections behind for the next one."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self.family.check_selections()
+            raise
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The model's GPU is the current one: captures and kernels go by that, and it is each thread's own."""

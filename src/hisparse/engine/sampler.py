@@ -1,11 +1,12 @@
 """Logits to tokens: greedy, or sampled by temperature, top-k and top-p from each request's own random stream.
 
 All of it is done where the logits are, for all requests at once; a sampled token takes one number of its request's
-stream, so other requests of a batch change nothing.
+stream, so the other requests of a batch do not choose for it.
 """
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from hisparse.engine.request import Request
 
 ROWS = 16  # drawn from at a time: memory stays bounded for any batch
 NO_TOKEN = -1
-LEAST_TEMPERATURE = 1e-30  # in float32; below, the likeliest tokens alone are left in any case
+TEMPERATURES = 1e-30, 1e30  # in float32; beyond, the likeliest tokens alone are left, or all are equal, in any case
 
 
 class Sampler:
@@ -35,40 +36,43 @@ class Sampler:
             params = request.params
             if params.temperature > 0:
                 is_plain = params.top_k == 0 and params.top_p == 1
-                (plain if is_plain else restricted).append(self._choice(line, request))
-        for choices, draw in ((plain, _draw), (restricted, _draw_restricted)):
-            for start in range(0, len(choices), ROWS):
-                _draw_into(tokens, logits, choices[start : start + ROWS], draw)
+                (plain if is_plain else restricted).append(self._choice(line, request, logits.shape[-1]))
+        if plain or restricted:
+            values = _upload(plain + restricted, logits.device)
+            _draw_into(tokens, logits, values[: len(plain)], _draw)
+            most = max((choice[3] for choice in restricted), default=0)
+            _draw_into(tokens, logits, values[len(plain) :], partial(_draw_restricted, most))
         return tokens
 
     def forget(self, request: Request) -> None:
         """Drop the random stream of a request that ended."""
         self._streams.pop(request.id, None)
 
-    def _choice(self, line: int, request: Request) -> "_Choice":
+    def _choice(self, line: int, request: Request, vocab: int) -> "_Choice":
         params = request.params
         if request.id not in self._streams:
-            self._streams[request.id] = random.Random(params.seed)
-        return line, self._streams[request.id].random(), params.temperature, params.top_k, params.top_p
+            seed = None if params.seed is None else str(params.seed)  # as numbers, -1 and 1 are one seed
+            self._streams[request.id] = random.Random(seed)
+        number = self._streams[request.id].random()
+        return line, number, params.temperature, min(params.top_k or vocab, vocab), params.top_p
 
 
 _Choice = tuple[int, float, float, int, float]  # line, a number of the stream, temperature, top_k, top_p
 
 
-def _draw_into(tokens: Tensor, logits: Tensor, choices: Sequence[_Choice], draw: Callable[..., Tensor]) -> None:
-    """Replace the tokens of these lines by drawn ones, but not those of rows that cannot be sampled from."""
-    lines, *columns = _upload(choices, logits.device).unbind(1)
-    lines = lines.long()
-    vocab = logits.shape[-1]
-    most = max(min(top_k or vocab, vocab) for *_, top_k, _ in choices)
-    drawn = draw(logits[lines], *(column[:, None] for column in columns), most)
-    tokens[lines] = torch.where(tokens[lines] == NO_TOKEN, NO_TOKEN, drawn)
-
-
 def _upload(choices: Sequence[_Choice], device: torch.device) -> Tensor:
     """float64 [m, 5]; a copy that does not wait for the device."""
-    values = torch.tensor(choices, dtype=torch.float64)
+    values = torch.tensor(choices, dtype=torch.float64, device="cpu")
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def _draw_into(tokens: Tensor, logits: Tensor, values: Tensor, draw: Callable[..., Tensor]) -> None:
+    """Replace the tokens of some lines by drawn ones, but not those of rows that cannot be sampled from."""
+    for piece in values.split(ROWS) if len(values) else ():
+        line, *columns = piece.unbind(1)
+        lines = line.long()
+        drawn = draw(logits[lines], *(column[:, None] for column in columns))
+        tokens[lines] = torch.where(tokens[lines] == NO_TOKEN, NO_TOKEN, drawn)
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -81,15 +85,15 @@ def _likeliest(logits: Tensor) -> Tensor:
     return tokens.masked_fill(~largest.isfinite(), NO_TOKEN)
 
 
-def _draw(logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> Tensor:
+def _draw(logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Tokens of rows [m, vocab] without top-k and top-p, int64 [m]; columns are float64 [m, 1]."""
     return _pick(_weights(logits, logits.amax(dim=-1, keepdim=True), temperature), number)
 
 
 def _draw_restricted(
-    logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, most: int
+    most: int, logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
 ) -> Tensor:
-    """The same among the top_k likeliest (0: all), and of those the fewest that have the probability top_p together.
+    """The same among the top_k likeliest, and of those the fewest that have the probability top_p together.
 
     No row needs more than its `most` likeliest tokens.
     """
@@ -102,7 +106,7 @@ def _draw_restricted(
     ordered = logits.gather(-1, tokens)
     weights = _weights(ordered, ordered[:, :1], temperature).double()
     rank = torch.arange(most, device=logits.device)
-    weights.masked_fill_((rank >= top_k) & (top_k > 0), 0)
+    weights.masked_fill_(rank >= top_k, 0)
     before = weights.cumsum(dim=-1) - weights
     weights.masked_fill_(before >= top_p * weights.sum(dim=-1, keepdim=True), 0)
     return tokens.gather(-1, _pick(weights, number)[:, None])[:, 0]
@@ -119,7 +123,7 @@ def _likeliest_first(logits: Tensor, count: int) -> Tensor:
 
 def _weights(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     """Unnormalised probabilities, float32; the largest is 1, so that nothing overflows."""
-    return ((logits - largest) / temperature.clamp(min=LEAST_TEMPERATURE).float()).exp_()
+    return ((logits - largest) / temperature.clamp(*TEMPERATURES).float()).exp_()
 
 
 def _pick(weights: Tensor, number: Tensor) -> Tensor:

@@ -118,9 +118,10 @@ class KernelBackend:
             plan=self._plans.get(layer),
             io=self._options.io,
         )
+        self._fetch_ahead(shared)
         if self.policy.ranked and best is not None:
             self._mark_ranked(group, best, page_table, request_index)
-        self._after_resolve(group, shared)
+        self._note_resolved(group)
         self._writer.join(layer)  # attention reads the new record's slot
         return slots
 
@@ -156,6 +157,11 @@ class KernelBackend:
         with torch.cuda.stream(self._reader):
             return Counters(*self.device_pool.all_counters.cpu())
 
+    def read_free_slots(self) -> int:
+        """See `Backend`: on the same stream."""
+        with torch.cuda.stream(self._reader):
+            return int(self.device_pool.tables.num_free.cpu().sum())
+
     def stage(self, layer: int, records: Tensor, rows: Tensor) -> None:
         """See `Backend`. On the device a step of the group's own; each group stages each chunk, so one group counts."""
         host, pool = self.host_pool.records[layer], self.device_pool.records[layer]
@@ -183,17 +189,21 @@ class KernelBackend:
 
     def _mark_ranked(self, group: int, best: Best, page_table: Tensor, request_index: Tensor) -> None:
         """Beside the caller's stream, before the group's order is made on the same one."""
+        self._orderer.join(("ranks", group - 2))  # few selectors' scores are kept at one time
         with self._orderer.fork(("ranks", group), keep=(best, page_table, request_index)):
             rows = rows_of(page_table[request_index], best(RANKED * self._layout.top_k).positions)
             mark_ranked(self.device_pool.groups[group], rows, self._state.step[group])
 
-    def _after_resolve(self, group: int, shared: Sequence[int]) -> None:
-        """Send off what goes on beside the caller's stream."""
+    def _fetch_ahead(self, shared: Sequence[int]) -> None:
+        """Send off the shared layers' fetches beside the caller's stream."""
         if self._options.io:
             self._waiting.update(shared)
             for layer in shared if self._options.prefetch else ():
                 with self._fetcher.fork(layer):
                     self._replay(layer)
+
+    def _note_resolved(self, group: int) -> None:
+        """Send off the making of orders once a batch of groups is resolved."""
         self._resolved.add(group)
         if self._order_batch(group // ORDER_BATCH) <= self._resolved:
             self._make_orders(group // ORDER_BATCH)

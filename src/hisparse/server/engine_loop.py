@@ -178,16 +178,17 @@ class EngineLoop:
         except ModelOutputError as error:  # who is at fault has ended; the others go on
             self._publish_all(error)
 
-    def _publish_all(self, error: ModelOutputError | None = None) -> None:
+    def _publish_all(self, error: Exception | None = None) -> None:
+        """Tell of what came; `error` is what ended those texts that failed."""
         with self._lock:
             unfinished = list(self._unfinished)
         for generation in unfinished:
             self._publish(generation, error)
+        self._post()
         for watch in self.watches:
             watch.stepped(self.engine)
-        self._post()
 
-    def _publish(self, generation: Generation, error: ModelOutputError | None) -> None:
+    def _publish(self, generation: Generation, error: Exception | None) -> None:
         piece = generation.advance()
         if generation.num_seen and generation.first_token_at is None:
             generation.first_token_at = time.perf_counter()
@@ -236,9 +237,9 @@ class EngineLoop:
             self._drop(answers)
 
     def _fail(self, error: Exception) -> None:
-        with contextlib.suppress(Exception):  # texts that were finished before are whole
-            self._publish_all()
         failure = NotServingError(f"the engine failed ({type(error).__name__}: {error}): restart the server")
+        with contextlib.suppress(Exception):  # texts that were finished before are whole
+            self._publish_all(failure)
         with self._lock:
             self._refusal = failure
             left = list(self._unfinished)

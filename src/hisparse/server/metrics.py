@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hisparse.device_pool import Counters
 from hisparse.engine import Engine, FinishReason
 from hisparse.engine.scheduler import Scheduler
 from hisparse.server.generation import Generation
@@ -38,14 +37,15 @@ class Snapshot:
 
 
 def take_snapshot(engine: Engine) -> Snapshot:
-    """Look at an engine, on its own thread."""
+    """Look at an engine, on its own thread, without waiting for a step that runs on a GPU."""
     cache = engine.runner.cache
     layout, pages = cache.layout, cache.host_pool.pages
-    counts = dict(zip(Counters._fields, cache.device_pool.all_counters.tolist(), strict=True))
-    slots = cache.device_pool.tables.row_of_slot
+    counters = cache.backend.read_counters()
+    hits, misses = counters.hits.tolist(), counters.misses.tolist()
+    slots = len(layout.groups) * layout.num_slots
     pools = {
         "host_pages": (layout.num_pages - pages.num_free, layout.num_pages),
-        "device_slots": (slots.numel() - int((slots < 0).sum()), slots.numel()),
+        "device_slots": (slots - cache.backend.read_free_slots(), slots),
         "reservations": (layout.max_requests - len(cache.admission.free_index), layout.max_requests),
     }
     if cache.selection_state is not None:
@@ -53,8 +53,8 @@ def take_snapshot(engine: Engine) -> Snapshot:
         pools["selection_state_pages"] = (len(state.references) - state.num_free, len(state.references))
     return Snapshot(
         **count_requests(engine.scheduler),
-        hits=tuple(counts["hits"][group] for group in layout.group_of),
-        misses=tuple(counts["misses"][group] for group in layout.group_of),
+        hits=tuple(hits[group] for group in layout.group_of),
+        misses=tuple(misses[group] for group in layout.group_of),
         record_bytes=layout.record_bytes,
         pools=pools,
     )
