@@ -43,6 +43,7 @@ def test_the_default_sizes(model: str) -> None:
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"warm_steps": -1}, "warm_steps must be at least 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"layers": 79}, "layers must be 1 to 78, those of glm-5.2-slice, got 79"),
         ({"layers": 0}, "layers must be 1 to 78"),
         ({"early_us": 400.0}, r"early_us is a part of other_us: 0 to 300\.0, got 400\.0"),

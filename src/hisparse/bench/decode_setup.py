@@ -61,6 +61,7 @@ class DecodeSetup:
     warm_steps: int  # before them, not counted
     other_us: float  # what the rest of a layer takes
     early_us: float  # of it, what lies between the indexer and attention: the query's up-projection
+    rounds: int = 3  # of all columns; the median counts
     layers: int | None = None  # of the slice; default: all
     buffer: int | None = None  # B; default: twice top_k
     fp8: bool = False
@@ -70,7 +71,7 @@ class DecodeSetup:
     def __post_init__(self) -> None:
         if self.model not in SLICES:
             raise ValueError(f"model must be one of {', '.join(SLICES)}, got {self.model!r}")
-        for name in ("batch", "steps"):
+        for name in ("batch", "steps", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.warm_steps < 0:

@@ -27,7 +27,7 @@ class Resident:
             part.copy_(packing(setup).pack(noise(len(part), 576)))
         self._starts = torch.arange(setup.batch, device="cuda") * self.each
         self._lengths = torch.full((setup.batch,), setup.context, device="cuda")
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: torch.cuda.CUDAGraph
 
     def append(self, layer: int, records: Tensor) -> None:
         """See `Store`."""
@@ -46,8 +46,9 @@ class Resident:
         return self._records[layer, request * self.each : request * self.each + self.context]
 
     def capture(self, layers: Layers) -> None:
-        """Record the step. It is run once before, so that everything is compiled and loaded."""
-        self._lengths += 1
+        """Record the step, from the context on. It is run once before, so that everything is compiled and loaded."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._lengths.fill_(self.context + 1)
         layers.run(self, self._lengths)
         with torch.cuda.graph(self._graph):
             layers.run(self, self._lengths)

@@ -30,6 +30,7 @@ def decode(
     ] = 20.0,
     steps: Annotated[int, typer.Option(help="Steps that are measured.")] = 30,
     warm_steps: Annotated[int, typer.Option(help="Steps before them.")] = 12,
+    rounds: Annotated[int, typer.Option(help="Of all columns; the median counts.")] = 3,
     fp8: Annotated[bool, typer.Option("--fp8", help="Records of 656 bytes.")] = False,
     seed: Annotated[int, typer.Option(help="Of selections and contents.")] = 0,
     commit: CommitOption = None,
@@ -43,7 +44,8 @@ def decode(
     setups = [
         DecodeSetup(
             model=model, batch=size, context=context, churn=share, steps=steps, warm_steps=warm_steps,
-            other_us=other_us, early_us=early_us, layers=layers, buffer=buffer, fp8=fp8, seed=seed, commit=commit,
+            rounds=rounds, other_us=other_us, early_us=early_us, layers=layers, buffer=buffer, fp8=fp8, seed=seed,
+            commit=commit,
         )
         for size in whole_numbers("--batch", batch) or (8, 16)
         for share in churn or CHURNS.values()
