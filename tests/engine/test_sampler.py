@@ -102,6 +102,36 @@ def test_many_rows_draw_what_each_draws_alone() -> None:
     assert sample(Sampler(), logits, requests) == alone
 
 
+@pytest.mark.parametrize("top_k", [0, 30, 900])
+@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.999])
+def test_the_nucleus_is_exact_beside_any_other_row(top_p: float, top_k: int) -> None:
+    """A flat row beside it needs more tokens to be looked at than this one."""
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(4)) * 3
+    weights, order = logits.double().softmax(dim=-1).sort(descending=True)
+    weights[top_k or 1000 :] = 0
+    weights /= weights.sum()
+    size = int((weights.cumsum(dim=-1) - weights < top_p).sum())
+    requests = [make_request(i, temperature=1.0, top_p=top_p, top_k=top_k, seed=i) for i in range(2)]
+    alone, together = Sampler(), Sampler()
+    rows = torch.stack([logits, torch.zeros(1000)])
+    drawn = [sample(alone, rows[:1], requests[:1])[0] for _ in range(1500)]
+    assert drawn == [sample(together, rows, requests)[0] for _ in range(1500)]
+    nucleus = set(order[:size].tolist())
+    assert set(drawn) <= nucleus
+    certain = {token for token, weight in zip(order.tolist(), weights.tolist(), strict=True) if weight > 0.01}
+    assert certain & nucleus <= set(drawn)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}])
+def test_a_damaged_row_alone_gets_no_token(kind: dict[str, Any], value: float) -> None:
+    assert sample(Sampler(), torch.full((1, 50), value), [make_request(temperature=1.0, **kind)]) == [None]
+    if value > -math.inf or math.isnan(value):
+        row = torch.zeros(1, 50)
+        row[0, 7] = value
+        assert sample(Sampler(), row, [make_request(temperature=1.0, **kind)]) == [None]
+
+
 def test_of_equals_the_first_stay() -> None:
     flat = torch.zeros(40)
     flat[[30, 5]] = 1.0

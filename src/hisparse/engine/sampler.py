@@ -18,6 +18,9 @@ NO_TOKEN = -1
 TEMPERATURES = 1e-30, 1e30  # in float32; beyond, the likeliest tokens alone are left, or all are equal, in any case
 
 
+_Choice = tuple[int, float, float, int, float]  # line, a number of the stream, temperature, top_k, top_p
+
+
 class Sampler:
     """Chooses one token for each request and keeps each request's random stream."""
 
@@ -48,16 +51,13 @@ class Sampler:
         """Drop the random stream of a request that ended."""
         self._streams.pop(request.id, None)
 
-    def _choice(self, line: int, request: Request, vocab: int) -> "_Choice":
+    def _choice(self, line: int, request: Request, vocab: int) -> _Choice:
         params = request.params
         if request.id not in self._streams:
             seed = None if params.seed is None else str(params.seed)  # as numbers, -1 and 1 are one seed
             self._streams[request.id] = random.Random(seed)
         number = self._streams[request.id].random()
         return line, number, params.temperature, min(params.top_k or vocab, vocab), params.top_p
-
-
-_Choice = tuple[int, float, float, int, float]  # line, a number of the stream, temperature, top_k, top_p
 
 
 def _upload(choices: Sequence[_Choice], device: torch.device) -> Tensor:
@@ -85,8 +85,8 @@ def _likeliest(logits: Tensor) -> Tensor:
     return tokens.masked_fill(~largest.isfinite(), NO_TOKEN)
 
 
-def _draw(logits: Tensor, number: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Tokens of rows [m, vocab] without top-k and top-p, int64 [m]; columns are float64 [m, 1]."""
+def _draw(logits: Tensor, number: Tensor, temperature: Tensor, *_: Tensor) -> Tensor:
+    """Tokens of rows [m, vocab] without top-k and top-p, int64 [m]; all else is float64 [m, 1], as in `_Choice`."""
     return _pick(_weights(logits, logits.amax(dim=-1, keepdim=True), temperature), number)
 
 
@@ -95,20 +95,22 @@ def _draw_restricted(
 ) -> Tensor:
     """The same among the top_k likeliest, and of those the fewest that have the probability top_p together.
 
-    No row needs more than its `most` likeliest tokens.
+    `most` is the largest top_k. On a CPU fewer tokens are sorted where that is certain to change nothing.
     """
-    if logits.device.type == "cpu":  # counting them is quicker than sorting too many
-        weights = _weights(logits, logits.amax(dim=-1, keepdim=True), temperature)
-        # all tokens below (1 - p) / vocab have less than 1 - p together, also of what top-k leaves
-        least = weights.sum(dim=-1, keepdim=True) * (1 - top_p) / 2 / logits.shape[-1]
-        most = min(most, int((weights >= least).sum(dim=-1).max()))
+    vocab = logits.shape[-1]
+    weights = _weights(logits, logits.amax(dim=-1, keepdim=True), temperature)
+    total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    if logits.device.type == "cpu":
+        # all tokens below (1 - p) / vocab have less than 1 - p together; half of that leaves room for rounding
+        enough = (weights >= total * (1 - top_p) / 2 / vocab).sum(dim=-1, keepdim=True)
+        most = max(int(torch.where(top_k < vocab, top_k, enough).max()), 1)
     tokens = _likeliest_first(logits, most)
-    ordered = logits.gather(-1, tokens)
-    weights = _weights(ordered, ordered[:, :1], temperature).double()
+    weights = weights.gather(-1, tokens).double()
     rank = torch.arange(most, device=logits.device)
     weights.masked_fill_(rank >= top_k, 0)
+    total = torch.where(top_k < vocab, weights.sum(dim=-1, keepdim=True), total)
     before = weights.cumsum(dim=-1) - weights
-    weights.masked_fill_(before >= top_p * weights.sum(dim=-1, keepdim=True), 0)
+    weights.masked_fill_(before >= top_p * total, 0)
     return tokens.gather(-1, _pick(weights, number)[:, None])[:, 0]
 
 
