@@ -1,4 +1,4 @@
-"""The rules of DESIGN.md section 4, one by one, and the orders that follow from them."""
+"""The rules of docs/architecture.md, one by one, and the orders that follow from them."""
 
 import re
 

@@ -1,6 +1,7 @@
 """Refusals: the message names the value and the way out, and nothing has changed."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -53,6 +54,8 @@ REFUSALS: dict[str, tuple[Call, str]] = {
     "resolve outside a step": (lambda c, r: c.resolve(0, pad([[0]])), r"inside `with cache.step\("),
     "an empty step": (lambda c, r: enter_step(c, []), "a step needs at least one request"),
     "tokens for others": (lambda c, r: c.step([r], tokens=[1, 2]).__enter__(), "one a request, got 2 with 1 requests"),
+    "tokens in parts": (lambda c, r: c.step([r], tokens=cast(Any, [1.5])).__enter__(), "tokens must be whole numbers"),
+    "tokens too large": (lambda c, r: c.step([r], tokens=[2**70]).__enter__(), "tokens must be whole numbers"),
     "a batch too small": (lambda c, r: enter_step(c, [r], batch_size=0), "batch size 0 has no room for 1 requests"),
     "recorded without a capture": (
         lambda c, r: record(c, 1),

@@ -143,12 +143,16 @@ def test_what_is_ranked_next_cools_more_slowly() -> None:
         tables.row_of_slot[slot], tables.slot_of_row[row] = row, slot
         tables.stamp[slot] = tables.entered[slot] = hit(1)
     tables.stamp[2] = hit(2)
-    mark_ranked(tables, torch.tensor([[6, 5, 400, -1]]), 2)  # 6 is selected, 5 comes next, 400 is nowhere
+    best, pages = torch.tensor([[6, 5, 400, -1]], dtype=torch.int32), torch.arange(8)[None]
+    mark_ranked(tables, best, pages, 2)  # 6 is selected, 5 comes next, 400 is nowhere
     assert tables.stamp[:4].tolist() == [hit(1), fetched(2), hit(2), FREE]
     heat = RowHeat(1, 512, device)
     heat.end_step(0, tables, 2)
     cold, warm, hot = heat._heat[0, 4:7].tolist()
     assert 0 == cold < warm < hot
+    for wrong in (best[0], best.long(), best.expand(2, -1)):
+        with pytest.raises(ValueError, match=r"best must give positions int32 \[1, n\], got"):
+            mark_ranked(tables, wrong, pages, 2)
 
 
 def test_stamps_that_are_renumbered_change_no_ranks() -> None:

@@ -6,6 +6,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
+from hisparse.device_pool import DevicePool
+from hisparse.errors import DeviceMemoryError
 from hisparse.kernels.state import new_launch_state, new_miss_plan
 from hisparse.layout import INT32_LIMIT, CacheLayout, num_pages_for
 from tests.caches import SMALL, default_device, small_cache, small_layout, small_state
@@ -42,6 +44,12 @@ def test_the_pools_have_the_sizes_that_the_layout_says() -> None:
     assert cache.host_pool.records.nbytes == layout.host_bytes
     assert cache.admission.page_table.shape == (layout.max_requests, layout.max_pages)
     cache.check_integrity()
+
+
+def test_a_device_pool_that_no_memory_can_hold_is_refused() -> None:
+    layout = small_layout(device_buffer_size=2**29, record_bytes=2**20)
+    with pytest.raises(DeviceMemoryError, match=r"1,073,741,824 slots in each of 2 layers take .* GB on cpu.*lower"):
+        DevicePool(layout, torch.device("cpu"))
 
 
 def test_table_bytes_are_those_of_the_tables() -> None:

@@ -1,5 +1,7 @@
 """Seeding: a request's probable selections are on the device before its first step."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,15 +66,18 @@ def test_what_cannot_be_seeded() -> None:
     driver = crowded(num_layers=2, anchors=(0, 0))
     cache, request = driver.cache, driver.admit(staged=20)
     before = snapshot(cache)
-    for positions, message in (
+    cases: tuple[tuple[Any, str], ...] = (
         ({0: seeds(*range(7))}, r"m at most device_buffer_size = 6, got torch.int32 \[7\]"),
         ({0: seeds(1)[None]}, r"must be int32 \[m\]"),
         ({0: seeds(1).long()}, "got torch.int64"),
-        ({0: seeds(20)}, "history has 20 positions"),
+        ({0: seeds(20)}, r"positions\[0, 0\] is 20, but that request's history has 20 positions"),
+        ({0: [1, 2]}, "got a list"),
+        ({"0": seeds(1)}, "layer must be a number, got '0'"),
         ({0: seeds(3, 3)}, "names position 3 twice"),
         ({1: seeds(3)}, "uses the selection of layer 0"),
         ({2: seeds(3)}, "layer must be 0 to 1"),
-    ):
+    )
+    for positions, message in cases:
         with pytest.raises(ValueError, match=message):
             cache.seed(request, positions)
     with cache.step([request]) as step:

@@ -173,7 +173,7 @@ class ReferenceBackend:
             host, pool = self.host_pool.records[shared], self.device_pool.records[shared]
             reference.replay(resolved.miss_rows, resolved.miss_slots, host, pool)
         if policy.ranked and best is not None:
-            mark_ranked(tables, rows_of(pages, best(RANKED * self._layout.top_k).positions), self.step_number)
+            mark_ranked(tables, best(RANKED * self._layout.top_k).positions, pages, self.step_number)
         if self.heat is not None:
             self.heat.end_step(group, tables, self.step_number)
         if order_is_due(tables, policy):

@@ -59,10 +59,10 @@ class HierarchicalCache:
 
     Raises:
         BuildError: the GPU's kernels cannot be compiled or loaded here.
-        HostMemoryError: the system does not give the host pool. Nothing stays taken.
+        HostMemoryError, DeviceMemoryError: there is not so much memory. Nothing stays taken.
         ValueError: a policy that does not exist, or a selection state or host pool of another shape or in use.
 
-    Design: DESIGN.md sections 2 to 4; the idea is the HiSparse paper's (arXiv 2608.07009).
+    Design: docs/architecture.md; the idea is the HiSparse paper's (arXiv 2608.07009).
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class HierarchicalCache:
             self._check_anchor(layer)
             check_seeds(best, self.layout, self.device)
             if self.debug:
-                check_positions(best[None], torch.tensor([request.length], device=self.device))
+                check_positions(best[None], torch.tensor([request.length], device=self.device), "positions")
         self._steps.seed(request, positions)
 
     # Decode
@@ -295,8 +295,8 @@ class HierarchicalCache:
             history. Valid until the step ends.
 
         Raises:
-            ValueError: a selection of another shape, dtype or device; in debug mode also positions outside
-                the history or named twice (not while a step is recorded).
+            ValueError: a selection of another shape, dtype or device, or a ranking; in debug mode also positions
+                outside the history or named twice (not while a step is recorded).
         """
         step = self._steps.current("resolve")
         self._check_layer(layer)
@@ -369,6 +369,8 @@ class HierarchicalCache:
         return Source((layer, request, len(rows)), partial(self.backend.fetch, layer), rows)
 
     def _check_layer(self, layer: int) -> None:
+        if not isinstance(layer, int):
+            raise ValueError(f"layer must be a number, got {layer!r}")
         if not 0 <= layer < self.layout.num_layers:
             raise ValueError(f"layer must be 0 to {self.layout.num_layers - 1}, got {layer}")
 

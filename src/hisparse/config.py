@@ -155,6 +155,6 @@ def _check_whole(name: str, value: object, least: int) -> None:
 
 def _check_choice(name: str, value: object, choices: Any) -> None:
     if not isinstance(value, str) or value not in choices:
-        near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

@@ -8,11 +8,13 @@ Stamps count half steps: a record fetched in step s is stamped 2s and one hit in
 fetched record leaves before one that was hit in the same step. -1 marks a free slot.
 """
 
+import math
 from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
+from hisparse.errors import DeviceMemoryError
 from hisparse.layout import CacheLayout
 
 FREE = -1
@@ -59,11 +61,15 @@ class Counters(NamedTuple):
 
 
 class DevicePool:
-    """Slots and tables of all layers on one device."""
+    """Slots and tables of all layers on one device.
+
+    Raises:
+        DeviceMemoryError: it does not have so much memory.
+    """
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
         groups, slots = len(layout.groups), layout.num_slots
-        self.records = torch.empty(layout.num_layers, slots, layout.record_bytes, dtype=torch.uint8, device=device)
+        self.records = _allocate((layout.num_layers, slots, layout.record_bytes), device)
 
         def full(value: int, *shape: int) -> Tensor:
             return torch.full((groups, *shape), value, dtype=torch.int32, device=device)
@@ -106,3 +112,14 @@ class DevicePool:
             group.cursor.zero_()
             group.listed_at.fill_(FREE)
         return int(self.tables.stamp.shape[1])
+
+
+def _allocate(shape: tuple[int, int, int], device: torch.device) -> Tensor:
+    """uint8 [layers, slots, record_bytes], not set to anything."""
+    try:
+        return torch.empty(shape, dtype=torch.uint8, device=device)
+    except RuntimeError as error:  # torch's own class for a GPU is one of these
+        raise DeviceMemoryError(
+            f"{shape[1]:,} slots in each of {shape[0]} layers take {math.prod(shape) / 1e9:,.1f} GB on {device}, "
+            f"which is not there: lower top_k, device_buffer_size or max_running_requests"
+        ) from error

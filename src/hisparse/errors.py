@@ -20,6 +20,10 @@ class HostMemoryError(CapacityError):
     """The machine does not have the host memory that a host pool asks for, or cannot pin it."""
 
 
+class DeviceMemoryError(CapacityError):
+    """The device does not have the memory that a device pool asks for."""
+
+
 class CheckpointError(HiSparseError):
     """A checkpoint is missing, truncated, inconsistent, or of a kind that is not supported."""
 

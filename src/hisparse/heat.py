@@ -1,9 +1,9 @@
 """How warm every row is: what the two-rate rule (order.py) knows of records, in the device pool or not.
 
-It is brought up to date when a layer was resolved, from the stamps alone: see `mark_ranked` for what a selector ranks
-next. Slots are ranked by it: here by the
-reference backend, on a GPU as part of making the order (cuda/rebuild_order.cu). Rows keep their averages while they are
-nowhere; their host pages' next owner starts from nothing.
+It is brought up to date when a layer was resolved, from the stamps alone (`mark_ranked` leaves there what a selector
+ranks next), and slots are ranked by it: here by the reference backend, on a GPU as part of making the order
+(cuda/rebuild_order.cu). Rows keep their averages while they are nowhere; the next owner of their host pages starts from
+nothing.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hisparse.device_pool import FREE, SlotTables, fetched, hit
+from hisparse.host_pool import rows_of
 from hisparse.order import HOT, SLOW_MASK, WARM, HeatedSlots, Policy, Slots, entry_heat, two_rate_keys, warm
 
 
@@ -25,14 +26,23 @@ class _Heated(NamedTuple):
     heat: Tensor
 
 
-def mark_ranked(tables: SlotTables, rows: Tensor, step: Tensor | int) -> None:
+def mark_ranked(tables: SlotTables, positions: Tensor, pages: Tensor, step: Tensor | int) -> None:
     """What the step ranks high and does not select is stamped as fetched in it, so that the heat sees it.
 
     Args:
         tables: of an index group that was resolved in this step.
-        rows: int64 [b, n] of the best positions, selected ones too; -1 pads.
+        positions: int32 [b, n], the best, selected ones too; -1 pads.
+        pages: [b, p] of each request.
         step: a number, or an int32 [] tensor.
+
+    Raises:
+        ValueError: positions of another shape or dtype.
     """
+    if positions.dtype != torch.int32 or positions.dim() != 2 or len(positions) != len(pages):
+        raise ValueError(
+            f"best must give positions int32 [{len(pages)}, n], got {positions.dtype} {list(positions.shape)}"
+        )
+    rows = rows_of(pages, positions)
     slots = tables.slot_of_row[rows.clamp(min=0)].long().masked_fill(rows < 0, -1).flatten()
     stamps = torch.where(slots >= 0, fetched(step), FREE).int()
     tables.stamp.scatter_reduce_(0, slots.clamp(min=0), stamps, "amax")

@@ -1,4 +1,4 @@
-"""Proof that the cache's tables agree: DESIGN.md section 3, invariants 1, 2 and 7. Every test ends with it."""
+"""Proof that the cache's tables agree: docs/architecture.md, what always holds, 1, 2 and 7. Every test ends with it."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ class Ranking(NamedTuple):
     """The best positions of one query a request, in order."""
 
     positions: Tensor  # int32 [b, n] (or [b, groups, n]), best first, -1 pads last
-    scores: Tensor  # float32 of the same shape, as the selector ranks them; -inf at pads
+    scores: Tensor  # float32 of the same shape, as the selector ranks them, -inf at pads; Quest's newest page has +inf
 
     def of_group(self, group: int) -> "Ranking":
         """One selection group's, [b, n]."""

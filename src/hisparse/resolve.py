@@ -28,6 +28,8 @@ def check_selection(selection: Tensor, layout: CacheLayout, batch: int, device: 
 def check_seeds(positions: Tensor, layout: CacheLayout, device: torch.device) -> None:
     """Raise `ValueError` unless `positions` is int32 [m], m <= device_buffer_size, on the cache's device."""
     most = layout.device_buffer_size
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"seeds must be int32 [m] on {device}, got a {type(positions).__name__}")
     if positions.dtype != torch.int32 or positions.dim() != 1 or len(positions) > most or positions.device != device:
         raise ValueError(
             f"seeds must be int32 [m] on {device} with m at most device_buffer_size = {most}, "
@@ -35,7 +37,7 @@ def check_seeds(positions: Tensor, layout: CacheLayout, device: torch.device) ->
         )
 
 
-def check_positions(selection: Tensor, lengths: Tensor) -> None:
+def check_positions(selection: Tensor, lengths: Tensor, name: str = "selection") -> None:
     """Raise `ValueError` unless every row's positions are distinct and inside its request's history.
 
     Reads back from the device, so only debug mode calls it.
@@ -43,19 +45,20 @@ def check_positions(selection: Tensor, lengths: Tensor) -> None:
     Args:
         selection: int32 [b, k], -1 pads.
         lengths: int [b], positions in each request's history, the newest included.
+        name: what the caller knows them by.
     """
     outside = (selection >= lengths[:, None]) | (selection < -1)
     if outside.any():
         request, column = (int(i) for i in outside.nonzero()[0])
         raise ValueError(
-            f"selection[{request}, {column}] is {int(selection[request, column])}, "
+            f"{name}[{request}, {column}] is {int(selection[request, column])}, "
             f"but that request's history has {int(lengths[request])} positions"
         )
     ordered = selection.sort(dim=1).values
     repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if repeated.any():
         request, column = (int(i) for i in repeated.nonzero()[0])
-        raise ValueError(f"selection[{request}] names position {int(ordered[request, column])} twice")
+        raise ValueError(f"{name}[{request}] names position {int(ordered[request, column])} twice")
 
 
 def as_bytes(records: Tensor, layout: CacheLayout, device: torch.device) -> Tensor:

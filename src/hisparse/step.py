@@ -5,6 +5,7 @@ table). What a step refers to is one small tensor, so that it costs one upload. 
 every step fills anew; lines beyond the live requests are padded, and cost next to nothing.
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -173,6 +174,7 @@ class Steps:
     ) -> Step:
         self.check_idle("step")
         self._admission.check_can_step(requests)
+        tokens = _whole_numbers(tokens)
         if tokens and len(tokens) != len(requests):
             raise ValueError(f"tokens must be one a request, got {len(tokens)} with {len(requests)} requests")
         size = _lines_for(requests, batch_size, recorded)
@@ -263,6 +265,13 @@ def _lines_for(requests: Sequence[CacheRequest], batch_size: int | None, recorde
 def _padded_inputs(batch_size: int, device: torch.device) -> Tensor:
     """The inputs of a step that nobody takes part in."""
     return torch.tensor(PADDED, device=device)[:, None].repeat(1, batch_size)
+
+
+def _whole_numbers(tokens: Sequence[int]) -> Sequence[int]:
+    try:
+        return array("q", tokens)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"tokens must be whole numbers of 64 bits: {error}") from error
 
 
 def _upload(requests: Sequence[CacheRequest], tokens: Sequence[int], inputs: Tensor) -> None:

@@ -85,6 +85,8 @@ def main_that_exits(code: int, given: list[str]) -> None:
         (("--prompts", "none.txt"), "give one of them"),
         (("--extra", "{"), "--extra is not JSON"),
         (("--extra", "[]"), "--extra must be a JSON object"),
+        (("--extra", '{"n": 3}'), "--extra cannot set 'n': a request is one answer"),
+        (("--extra", '{"stream": null}'), "--extra cannot set 'stream': every answer is timed as it streams"),
         (("--api-key", "wrong"), "give --api-key"),
         (("--model", "other"), "the model 'other' is not here"),
         (("--input-tokens", "600"), "600 tokens, this server's context is 512"),

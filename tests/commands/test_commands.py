@@ -137,6 +137,7 @@ def bad_inputs(tiny: Path, tmp_path: Path) -> dict[str, tuple[list[object], tupl
         "unknown selector": ([tiny, "-p", "a", "--selector", "best"], ("'best'", "quest")),
         "unknown dtype": ([tiny, "-p", "a", "--dtype", "int8"], ("int8", "float32")),
         "unknown device": ([tiny, "-p", "a", "--device", "gpu"], ("gpu", "cpu")),
+        "a device that is not supported": ([tiny, "-p", "a", "--device", "meta"], ("--device", "'meta'", "cuda")),
         "negative temperature": ([tiny, "-p", "a", "--temperature", -1], ("temperature", "-1")),
         "top_p of 0": ([tiny, "-p", "a", "--top-p", 0], ("top_p", "0")),
         "no tokens": ([tiny, "-p", "a", "--max-tokens", 0], ("max_tokens", "0")),
@@ -149,6 +150,7 @@ def bad_inputs(tiny: Path, tmp_path: Path) -> dict[str, tuple[list[object], tupl
 
 CASES = (
     "missing checkpoint",
+    "a device that is not supported",
     "no prompt",
     "empty prompt",
     "empty file",

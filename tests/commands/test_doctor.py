@@ -1,5 +1,7 @@
 """`hisparse doctor` on machines where something is missing or broken, which it says and does not mind."""
 
+import errno
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from hisparse.commands.main import main
 from hisparse.doctor import examination, machine, software
 from hisparse.doctor.finding import Finding, Status
 from hisparse.host_memory import MemoryReport
@@ -274,3 +277,15 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(capsys, "doctor", "--help")
     assert run.code == 0
     assert "what this machine can do" in run.out
+
+
+def test_a_closed_pipe_is_no_failure_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(result: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("hisparse.commands.doctor.print_json", write)
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # which typer puts away
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", "--json"])
+    assert left.value.code == 141

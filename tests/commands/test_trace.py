@@ -67,6 +67,9 @@ def test_all_policies_but_those_without_their_scores(capsys: pytest.CaptureFixtu
         (("--k", "100"), "can be read with k = 160, 320, got k = 100"),
         (("--k", "0"), "--k must be at least 1, got 0"),
         (("--sizes", "0.5k"), "a size must be at least k = 160, so that a selection fits, got 80"),
+        (("--sizes", ""), "--sizes takes numbers and multiples of k, '1k,2k,500', got ''"),
+        (("--record-bytes", "0"), "--record-bytes must be at least 1, got 0"),
+        (("--seed", "-1"), "--seed must be at least 0, got -1"),
         (("--sizes", "2q"), "--sizes takes numbers and multiples of k, '1k,2k,500', got '2q'"),
         (("--sizes", "1e12"), "--sizes takes numbers from k = 160 up"),
         (("--policies", "lru,mru"), "--policies takes lru, "),
@@ -98,6 +101,12 @@ def test_plot_of_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "must be one of 160, 320, got 640" in failure(capsys, "plot", tmp_path / "r.json", "--size", 640)
     assert "--format takes png and svg" in failure(capsys, "plot", tmp_path / "r.json", "--format", "pdf")
     assert "does not exist" in failure(capsys, "plot", CUT, "--out", tmp_path / "no" / "where")
+
+
+def test_a_layer_that_is_named_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sizes", "1k", "--policies", "lru", *QUICK, "--json")
+    twice = json.loads(run(capsys, "simulate", CUT, "--layers", "3,3,14", *options))
+    assert twice == json.loads(run(capsys, "simulate", CUT, "--layers", "3,14", *options))
 
 
 def test_record_then_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

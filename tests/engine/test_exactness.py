@@ -1,4 +1,4 @@
-"""The hierarchical run against the resident one, bit for bit (DESIGN.md section 3, invariant 3).
+"""The hierarchical run against the resident one, bit for bit (docs/architecture.md, what always holds, 3).
 
 Memory starts as garbage and debug mode checks every selection. `VerifiedRun.finish` asserts equality of every
 step, that records were fetched, that no table contradicts another, and that nothing is held at the end.

@@ -278,6 +278,7 @@ def test_a_row_of_nothing_gets_no_token() -> None:
         ({"top_p": 1.1}, "top_p .* got 1.1"),
         ({"top_p": math.nan}, "top_p .* got nan"),
         ({"top_k": -1}, "top_k must be 0 .* got -1"),
+        ({"top_k": 1.5}, "top_k must be a whole number, got 1.5"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"stop": ("end", "")}, "a stop string must not be empty"),
     ],

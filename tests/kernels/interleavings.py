@@ -89,7 +89,7 @@ def close(memory: Memory, launch: Launch) -> Memory:
 
 
 def check(before: Memory, after: Memory, selections: list[tuple[int, ...]], by_recency: bool = True) -> None:
-    """Every rule that an outcome can break; numbers are those of DESIGN.md section 4."""
+    """Every rule that an outcome can break; numbers are those of docs/architecture.md."""
     wanted = {row for rows in selections for row in rows}
     missing = {row for row in wanted if before.slot_of_row[row] == NOWHERE}
     room = len(before.stamp) - (len(wanted) - len(missing))

@@ -1,7 +1,7 @@
 """The protocol of resolve.cu and claim.cuh on global memory, as a model small enough to try every interleaving.
 
 A block is a generator that yields one access to global memory at a time; interleavings.py runs the blocks of a launch
-in every order of accesses and holds each outcome against the rules of DESIGN.md section 4. A block here is one
+in every order of accesses and holds each outcome against the rules of docs/architecture.md. A block here is one
 thread: threads of a real block meet at barriers and share nothing else. Memory is sequentially consistent here: that
 an arrival releases what was written before it, and that seeing it acquires that, is for the kernel to get right.
 `Mutant` names ways to get it wrong; the tests demand that each is noticed.

@@ -100,6 +100,14 @@ def serve(
     _leave(result)
 
 
+OWN_FIELDS = {
+    "stream": "every answer is timed as it streams",
+    "n": "a request is one answer",
+    "prompt": "see --prompts",
+    "messages": "see --prompts",
+}
+
+
 def _fields(extra: str | None) -> dict[str, Any]:
     try:
         fields = json.loads(extra or "{}")
@@ -107,6 +115,9 @@ def _fields(extra: str | None) -> dict[str, Any]:
         raise ValueError(f"--extra is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"--extra must be a JSON object, got {extra}")
+    for name, reason in OWN_FIELDS.items():
+        if name in fields:
+            raise ValueError(f"--extra cannot set {name!r}: {reason}")
     return fields
 
 

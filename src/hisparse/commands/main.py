@@ -1,7 +1,7 @@
 """The entry point: collects the commands and turns errors into messages and exit codes.
 
 0: done. 1: `verify` or `demo` found a difference, or the demo no answer. 2: bad input or a failure that has a
-message. 130: interrupted.
+message. 130: interrupted. 141: nobody reads the output any more.
 """
 
 import os
@@ -14,6 +14,7 @@ from hisparse.commands import bench, demo, doctor, fetch, generate, make_tiny, p
 from hisparse.errors import HiSparseError
 
 INTERRUPTED = 130
+CLOSED_PIPE = 141  # as a shell says it of others
 
 app = typer.Typer(
     name="hisparse",
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as left:  # typer turns Ctrl-C into this code, without a word
         if left.code == INTERRUPTED:
             _leave("interrupted", INTERRUPTED)
+        if isinstance(left.__context__, BrokenPipeError):  # for which typer has 1, as `verify` has for a difference
+            sys.exit(CLOSED_PIPE)
         raise
     except (HiSparseError, ValueError) as error:
         _leave(f"error: {error}", 2)

@@ -54,6 +54,8 @@ def load_model(model: str, dtype: str, device: str) -> "Loaded":
         where = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"--device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from error
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be 'cpu' or 'cuda', got {device!r}")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this torch sees no CUDA device; use --device cpu")
     with doing(f"loading {model}"):

@@ -207,11 +207,14 @@ def _simulate(
 
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
+    for name, value, least in (("--record-bytes", record_bytes, 1), ("--seed", seed, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
     if k is not None and k < 1:
         raise ValueError(f"--k must be at least 1, got {k}")
     found = open_trace(file, k)
     if layers is not None:
-        found = found.of_lines(tuple(_whole_number("--layers", word) for word in layers.split(",")))
+        found = found.of_lines(tuple(dict.fromkeys(_whole_number("--layers", word) for word in layers.split(","))))
     known = found.about.get("record_bytes")
     size_of_record = record_bytes or (known if isinstance(known, int) else RECORD_BYTES)
     sweep = Sweep(_policies(policies, found), _sizes(sizes, found.k), skip, size_of_record, seed)
@@ -234,7 +237,7 @@ def _sizes(text: str, k: int) -> tuple[int, ...]:
     for word in (word.strip().lower() for word in text.split(",")):
         factor = k if word.endswith("k") else 1
         try:
-            size = float(word.removesuffix("k") or "1") * factor
+            size = float("1" if word == "k" else word.removesuffix("k")) * factor
         except ValueError as error:
             raise ValueError(f"--sizes takes numbers and multiples of k, '1k,2k,500', got {word!r}") from error
         if not 1 <= size < 1e9:

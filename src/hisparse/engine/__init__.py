@@ -1,4 +1,4 @@
-"""The engine: scheduling, model execution and sampling, kept apart (DESIGN.md section 6)."""
+"""The engine: scheduling, model execution and sampling, kept apart (docs/architecture.md)."""
 
 from hisparse.engine.build import build_engine
 from hisparse.engine.engine import Engine

@@ -115,16 +115,26 @@ def build_engine(
         observers: see every forward.
         debug: check every selection.
         progress: of pinning the host pool, on a GPU: called with (bytes done, bytes in all).
+
+    Raises:
+        ValueError: a configuration that does not fit the model or these requests.
+        HiSparseError: memory that the system does not give.
     """
     family = build_family(config, loaded.model)
     num_running = max(min(config.max_running_requests, len(request_sizes)), 1)
     num_pages = _num_host_pages(config, family.top_k, request_sizes, num_running)
+    longest = _longest(request_sizes, num_pages)
+    if config.selector == "all" and family.top_k < longest:
+        raise ValueError(
+            f"the selector 'all' reads every position, and requests may have {longest} with top_k {family.top_k}: "
+            f"raise top_k (and device_buffer_size), or use the selector 'quest'"
+        )
     layout = layout_for(
         family,
         device_buffer_size=config.buffer_for(family.top_k),
         max_requests=num_running,
         num_pages=num_pages,
-        max_positions=_longest(request_sizes, num_pages),
+        max_positions=longest,
     )
     cache = HierarchicalCache(
         layout,

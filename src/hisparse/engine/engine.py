@@ -89,7 +89,7 @@ class Engine:
 
         Args:
             meanwhile: what the host can do while a GPU is busy with the step, about what came of the steps before. It
-                is called once, and must not raise or touch the engine.
+                is called once, with the first forward, and must not raise or change anything of the engine.
 
         Raises:
             ModelOutputError: a request's logits cannot be sampled from, and it has ended; or the forward itself found

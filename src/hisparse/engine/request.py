@@ -35,6 +35,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "max_tokens"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"the sampling {name} must be a whole number, got {getattr(self, name)!r}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 (greedy) or a positive number, got {self.temperature}")
         if not 0 < self.top_p <= 1:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hisparse.backend import BackendOptions, Outcome
 from hisparse.device_pool import STEP_LIMIT, Counters, DevicePool
 from hisparse.heat import mark_ranked
-from hisparse.host_pool import HostPool, rows_of
+from hisparse.host_pool import HostPool
 from hisparse.kernels import ops
 from hisparse.kernels.preload import preload
 from hisparse.kernels.side_stream import SideStream
@@ -32,7 +32,7 @@ class KernelBackend:
 
     Raises:
         BuildError: the kernels cannot be compiled or loaded here.
-        HostMemoryError: the system does not give the host pool.
+        HostMemoryError, DeviceMemoryError: there is not so much memory.
     """
 
     can_record = True
@@ -191,8 +191,8 @@ class KernelBackend:
         """Beside the caller's stream, before the group's order is made on the same one."""
         self._orderer.join(("ranks", group - 2))  # few selectors' scores are kept at one time
         with self._orderer.fork(("ranks", group), keep=(best, page_table, request_index)):
-            rows = rows_of(page_table[request_index], best(RANKED * self._layout.top_k).positions)
-            mark_ranked(self.device_pool.groups[group], rows, self._state.step[group])
+            positions, pages = best(RANKED * self._layout.top_k).positions, page_table[request_index]
+            mark_ranked(self.device_pool.groups[group], positions, pages, self._state.step[group])
 
     def _fetch_ahead(self, shared: Sequence[int]) -> None:
         """Send off the shared layers' fetches beside the caller's stream."""

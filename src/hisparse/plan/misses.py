@@ -3,7 +3,7 @@
 Built in: the paper's figures for GLM-5.1 (its Figure 6, a LongBenchV2 trace of 100,384 positions with k = 2048: LRU
 30.0, 13.4 and 6.7 % at B = k, 2k and 4k; FIFO 17.2 and random 16.1 % at 2k). What it does not give, FIFO and random at
 4k and the two-rate policies, is LRU's figure times the mean ratio to LRU on three real traces (SmolLM2-135M, k = 160,
-FACTS.md section 8, `hisparse trace simulate`): 1.55 and 1.46 at 4k; 0.86, and 0.84 with the tier, at 2k and at 4k.
+LOG.md, `hisparse trace simulate`): 1.55 and 1.46 at 4k; 0.86, and 0.84 with the tier, at 2k and at 4k.
 Between and beyond, rates follow a power of B; on those traces that is within 2 % of LRU's rate at 3k where it is 8.7 %.
 
 A trace's own rates can take the curve's place: anything that yields a `MissCurve`.

@@ -1,4 +1,4 @@
-"""Selectors: what decides which positions a layer reads. One file each, one Protocol."""
+"""Selectors: what decides which positions a layer reads. One file each; an indexer has its own inputs (dsa.py)."""
 
 from hisparse.selectors.all_positions import AllPositions
 from hisparse.selectors.attention_mass import AttentionMass

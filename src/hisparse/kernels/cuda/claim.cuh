@@ -1,6 +1,6 @@
 // Claim slots for records that enter the device pool: free slots first, then victims from the order.
 //
-// Used by resolve and insert; specification: reference/claim.py, DESIGN.md section 4, rules 2, 4, 9.
+// Used by resolve and insert; specification: reference/claim.py, docs/architecture.md, rules 2, 4, 9.
 //
 // The j-th record of a launch has a place of its own, so in the common case nobody waits for anybody: the j-th free
 // slot, or the j-th entry of the order. An entry is passed over if its slot was used too recently or

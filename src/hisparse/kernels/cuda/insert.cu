@@ -1,6 +1,6 @@
 // Slots for the records that a step will produce: all layers in one launch, a block a layer. Begins the step.
 //
-// Specification: reference/insert.py; DESIGN.md section 4, rule 6. The records come with write_through.
+// Specification: reference/insert.py; docs/architecture.md, rule 6. The records come with write_through.
 #include "claim.cuh"
 
 struct Params {

@@ -1,6 +1,6 @@
 // Give back the slots of rows whose request leaves the device, in all layers at once.
 //
-// Specification: reference/release.py; DESIGN.md section 4, rules 4 and 5. Grid: [blocks over rows, layers].
+// Specification: reference/release.py; docs/architecture.md, rules 4 and 5. Grid: [blocks over rows, layers].
 #include "common.cuh"
 
 struct Params {

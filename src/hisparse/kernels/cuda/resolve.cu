@@ -1,4 +1,4 @@
-// Selection in, slots out, in one launch over many blocks; specification: reference/resolve.py, DESIGN.md section 4.
+// Selection in, slots out, in one launch over many blocks; specification: reference/resolve.py.
 //
 //   look_up       every selected position: position -> row -> slot. A hit raises its slot's stamp. The first to miss
 //                 a row owns the miss (compare-and-swap in slot_of_row); others that select it wait for its slot.
