@@ -48,7 +48,8 @@ def test_one_json_line_of_a_chat(served: Served, capsys: pytest.CaptureFixture[s
 
 def test_ctrl_c_gives_what_was_measured(served: Served) -> None:
     slow = SlowEngine(served.loop.engine, seconds=0.01)
-    command = "from hisparse.commands.main import main; main()"
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # also in the background
+    command = listening + "from hisparse.commands.main import main; main()"
     more = ("--json", "--requests", "1000", "--concurrency", "2", "--output-tokens", "20")
     with subprocess.Popen(
         [sys.executable, "-c", command, *arguments(served, *more)], stdout=subprocess.PIPE, text=True
