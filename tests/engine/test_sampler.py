@@ -60,10 +60,20 @@ def by_hand(temperature: float, top_k: int, top_p: float) -> dict[int, float]:
     ],
 )
 def test_distributions(temperature: float, top_k: int, top_p: float) -> None:
+    """Of requests of all seeds, at once."""
     expected = by_hand(temperature, top_k, top_p)
-    drawn = Counter(draw(LOGITS, temperature=temperature, top_k=top_k, top_p=top_p))
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    requests = [make_request(i, seed=i, **params) for i in range(NUM_DRAWS)]
+    drawn = Counter(sample(Sampler(), LOGITS.expand(NUM_DRAWS, -1), requests))
     assert set(drawn) <= set(expected)
     for token, probability in expected.items():
+        deviation = math.sqrt(probability * (1 - probability) / NUM_DRAWS)
+        assert abs(drawn[token] / NUM_DRAWS - probability) <= 4 * deviation
+
+
+def test_the_distribution_of_one_stream() -> None:
+    drawn = Counter(draw(LOGITS, temperature=1.0, top_p=0.9))
+    for token, probability in by_hand(1.0, 0, 0.9).items():
         deviation = math.sqrt(probability * (1 - probability) / NUM_DRAWS)
         assert abs(drawn[token] / NUM_DRAWS - probability) <= 4 * deviation
 
@@ -114,11 +124,11 @@ def test_the_nucleus_is_exact_beside_any_other_row(top_p: float, top_k: int) -> 
     requests = [make_request(i, temperature=1.0, top_p=top_p, top_k=top_k, seed=i) for i in range(2)]
     alone, together = Sampler(), Sampler()
     rows = torch.stack([logits, torch.zeros(1000)])
-    drawn = [sample(alone, rows[:1], requests[:1])[0] for _ in range(1500)]
-    assert drawn == [sample(together, rows, requests)[0] for _ in range(1500)]
+    drawn = [sample(alone, rows[:1], requests[:1])[0] for _ in range(400)]
+    assert drawn == [sample(together, rows, requests)[0] for _ in range(400)]
     nucleus = set(order[:size].tolist())
     assert set(drawn) <= nucleus
-    certain = {token for token, weight in zip(order.tolist(), weights.tolist(), strict=True) if weight > 0.01}
+    certain = {token for token, weight in zip(order.tolist(), weights.tolist(), strict=True) if weight > 0.05}
     assert certain & nucleus <= set(drawn)
 
 
