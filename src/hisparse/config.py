@@ -33,8 +33,8 @@ class HiSparseConfig:
         cuda_graph: on a GPU, record the decode step of each size of batch and replay it.
         policy: which record leaves the device pool first: "lru", "fifo", "random", "two_rate", or "two_rate_tier", the
             same with what the selector ranks next.
-        seeding: when a prompt is read and the device pool is too small for everything, fetch what its last query ranks
-            highest, device_buffer_size records a layer, before the first token is decoded.
+        seed_positions: when a prompt is read and the device pool is too small for everything, fetch so many of the
+            positions that its last query ranks highest, before the first token is decoded. Default: top_k; 0: none.
         quest_aggregation: how heads that share a Quest selection agree.
         quest_per_kv_head: a Quest selection for each KV head instead of one a layer.
         kv_cache_dtype: "auto", the model's, or "fp8" for the 656-byte records of latent attention.
@@ -53,7 +53,7 @@ class HiSparseConfig:
     host_to_device_ratio: float | None = None
     selector: str = "auto"
     policy: str = "lru"
-    seeding: bool = True
+    seed_positions: int | None = None
     quest_aggregation: str = "max"
     quest_per_kv_head: bool = False
     kv_cache_dtype: str = "auto"
@@ -75,6 +75,8 @@ class HiSparseConfig:
                 f"device_buffer_size must be above top_k {self.top_k}, so that a selection and the newest record fit, "
                 f"got {self.device_buffer_size}: use at least {self.top_k + 1}, {2 * self.top_k} is a good start"
             )
+        if self.seed_positions is not None:
+            _check_whole("seed_positions", self.seed_positions, least=0)
         self._check_step_tokens()
         ratio = self.host_to_device_ratio
         if ratio is not None and not _is_positive(ratio):
@@ -84,7 +86,7 @@ class HiSparseConfig:
         _check_choice("index_cache_dtype", self.index_cache_dtype, CACHE_DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quest_aggregation", self.quest_aggregation, AGGREGATIONS)
-        for name in ("seeding", "quest_per_kv_head", "prefetch", "cuda_graph"):
+        for name in ("quest_per_kv_head", "prefetch", "cuda_graph"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.selector == "quest" and self.top_k and self.top_k < QUEST_PAGE:
@@ -112,6 +114,11 @@ class HiSparseConfig:
     def buffer_for(self, top_k: int) -> int:
         """B, with selections of `top_k`."""
         return self.device_buffer_size or 2 * top_k
+
+    def seeds_for(self, top_k: int) -> int:
+        """Positions of a layer that are fetched when a prompt is read, with selections of `top_k`."""
+        wanted = top_k if self.seed_positions is None else self.seed_positions
+        return min(wanted, self.buffer_for(top_k))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "HiSparseConfig":

@@ -108,12 +108,12 @@ def test_chunks_of_one_position(tiny: Tiny) -> None:
 
 def test_seeding_spares_the_first_steps_most_misses(tiny: Tiny) -> None:
     misses = {}
-    for seeding in (True, False):
-        run = VerifiedRun(tiny.loaded, config_of(device_buffer_size=96, seeding=seeding), [312])
+    for seeds in (None, 96, 0):
+        run = VerifiedRun(tiny.loaded, config_of(device_buffer_size=96, seed_positions=seeds), [312])
         run.submit(300)
         run.finish()
-        misses[seeding] = run.decode_misses[0]
-    assert misses[True] < misses[False], misses
+        misses[seeds] = run.decode_misses[0]
+    assert misses[96] <= misses[None] < misses[0], misses
 
 
 @pytest.mark.parametrize("policy", POLICIES)

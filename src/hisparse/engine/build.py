@@ -146,7 +146,7 @@ def build_engine(
         progress=progress,
     )
     records = config.cuda_graph and family.can_be_recorded
-    runner = Runner(family, cache, records=records, seeds=config.seeding)
+    runner = Runner(family, cache, records=records, seeds=config.seeds_for(family.top_k))
     buckets = buckets_up_to(num_running) if records else ()
     return Engine(
         runner,

@@ -75,11 +75,11 @@ class Family(Protocol):
         """Raise `ModelOutputError` if there were `failures`; unless it is told how many, it waits for the device."""
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: int
     ) -> Tensor:
         """A piece of one request's prompt, int64 [n] tokens and positions: stages records, reads the history.
 
-        `seeds` says that the device is to have what its last query ranks highest (`HierarchicalCache.seed`).
+        The device gets so many `seeds`, what the last query ranks highest (`HierarchicalCache.seed`).
         """
 
     def forward_step(self, cache: HierarchicalCache, step: Step, tokens: Tensor) -> Tensor:

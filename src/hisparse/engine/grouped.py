@@ -77,7 +77,7 @@ class GroupedFamily:
         """See `Family`. A dense model's scores are its own, and so are its logits then."""
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: int
     ) -> Tensor:
         """See `Family`."""
         chunk = Chunk(self, cache, request, positions, seeds=seeds)
@@ -106,13 +106,13 @@ class Chunk:
     """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
 
     def __init__(
-        self, family: GroupedFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: bool
+        self, family: GroupedFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: int
     ) -> None:
         self._family, self._cache, self._request, self._seeds = family, cache, request, seeds
         self._positions = positions  # [n] int64
         self._start = int(positions[0])
         self._pages = torch.tensor(request.state_pages, device=positions.device)  # of the selection state
-        self.best: dict[int, Tensor] = {}  # of the last query, int32 [B] by cache layer
+        self.best: dict[int, Tensor] = {}  # of the last query, int32 [seeds] by cache layer
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `hisparse.models.Attend`."""
@@ -120,7 +120,7 @@ class Chunk:
         family.selector.append(state, self._pages[self._positions // PAGE_RECORDS], self._positions, key)
         if self._seeds:
             selected = family.selector.select(state, self._pages[None], self._positions[-1:] + 1, query[-1:])
-            best = selected.best(self._cache.layout.device_buffer_size).positions[0]
+            best = selected.best(self._seeds).positions[0]
             self.best |= {layer * family.selector.num_groups + group: line for group, line in enumerate(best)}
         pieces = enumerate(family.pieces(query, key, value))
         return torch.cat([self._attend_group(layer, group, *piece) for group, piece in pieces], dim=1)

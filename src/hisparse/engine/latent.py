@@ -89,7 +89,7 @@ class LatentFamily:
         self.selector.check_finite(num_failures)
 
     def forward_chunk(
-        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: bool
+        self, cache: HierarchicalCache, request: CacheRequest, tokens: Tensor, positions: Tensor, *, seeds: int
     ) -> Tensor:
         """See `Family`."""
         chunk = LatentChunk(self, cache, request, positions, seeds=seeds)
@@ -127,10 +127,10 @@ class LatentChunk:
     """Attention of one chunk: stages its records, then reads the whole history through the tiles."""
 
     def __init__(
-        self, family: LatentFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: bool
+        self, family: LatentFamily, cache: HierarchicalCache, request: CacheRequest, positions: Tensor, *, seeds: int
     ) -> None:
         self._family, self._cache, self._request, self._seeds = family, cache, request, seeds
-        self.best: dict[int, Tensor] = {}  # of the last query, int32 [B] by anchor
+        self.best: dict[int, Tensor] = {}  # of the last query, int32 [seeds] by anchor
         self._positions = positions  # [n] int64
         self._start = int(positions[0])
         self._pages = torch.tensor(request.state_pages, device=positions.device)
@@ -148,7 +148,7 @@ class LatentChunk:
         self._selected = selector.select_causal(state, self._pages, self._positions, index.query, index.weights)
         if self._seeds:
             last = self._pages[None], self._positions[-1:] + 1, index.query[-1:], index.weights[-1:]
-            best = selector.select(state, *last).best(self._cache.layout.device_buffer_size)
+            best = selector.select(state, *last).best(self._seeds)
             self.best[layer] = best.positions[0]
 
     def attend(self, layer: int, query: Tensor) -> Tensor:

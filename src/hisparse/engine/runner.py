@@ -45,10 +45,11 @@ class Runner:
         cache: of the family's shape, with a selection state.
         records: record the decode step of each size in a CUDA graph, and replay it from its second use on. The family
             must be one that can be recorded.
-        seeds: when a prompt is read, fetch what its last query ranks highest, if the device cannot have everything.
+        seeds: when a prompt is read, fetch so many of the positions that its last query ranks highest, if the device
+            cannot have everything.
     """
 
-    def __init__(self, family: Family, cache: HierarchicalCache, *, records: bool = False, seeds: bool = True) -> None:
+    def __init__(self, family: Family, cache: HierarchicalCache, *, records: bool = False, seeds: int = 0) -> None:
         self.family = family
         self.model = family.model
         self.cache = cache
@@ -122,7 +123,7 @@ class Runner:
     def _prefill(self, chunk: PrefillChunk) -> Tensor | None:
         tokens = torch.tensor(chunk.tokens, device=self.model.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=self.model.device)
-        seeds = self._seeds and chunk.is_last and not self.cache.has_slots_for_all(len(tokens))
+        seeds = self._seeds if chunk.is_last and not self.cache.has_slots_for_all(len(tokens)) else 0
         hidden = self.family.forward_chunk(self.cache, self._requests[chunk.request_id], tokens, positions, seeds=seeds)
         self.family.check_selections()
         return self.model.logits(hidden[-1:]) if chunk.is_last else None
