@@ -10,7 +10,7 @@ from hisparse.engine.batch import Batch, DecodeBatch, PrefillChunk
 from hisparse.engine.detokenizer import detokenizer_of
 from hisparse.engine.logprobs import chosen_logprob
 from hisparse.engine.request import FinishReason, Request, RequestState, SamplingParams
-from hisparse.engine.runner import Runner
+from hisparse.engine.runner import Runner, nothing
 from hisparse.engine.sampler import NO_TOKEN, Sampler
 from hisparse.engine.scheduler import Scheduler
 from hisparse.engine.text_stream import TextStream
@@ -84,7 +84,7 @@ class Engine:
         self._next_id += 1
         return request
 
-    def step(self, meanwhile: Callable[[], None] | None = None) -> list[Request]:
+    def step(self, meanwhile: Callable[[], None] = nothing) -> list[Request]:
         """One step: the forwards that the scheduler chose. The requests that got a token, each once.
 
         Args:
@@ -98,7 +98,7 @@ class Engine:
         """
         stepped: list[Request] = []
         for number, batch in enumerate(self.scheduler.schedule()):
-            stepped += self._run(batch, meanwhile if meanwhile and not number else _nothing)
+            stepped += self._run(batch, nothing if number else meanwhile)
         failed = [request for request in stepped if request.finish_reason is FinishReason.ERROR]
         if failed:
             raise _no_output(failed[0])
@@ -186,10 +186,6 @@ class Engine:
     def _tell(self, batch: Batch, logits: Tensor | None) -> None:
         for observer in self.observers:
             observer.ran(batch, logits)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _no_output(request: Request) -> ModelOutputError:

@@ -33,8 +33,8 @@ def _likeliest(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """What there is to do meanwhile, unless a caller says."""
 
 
 class Runner:
@@ -91,7 +91,7 @@ class Runner:
         """Record the steps of these sizes now, if steps are recorded, so that nobody waits for it later."""
         for size in sizes if self._records else ():
             request = self.cache.admit(1)
-            self._decode([request], [0], size, _likeliest, _nothing)
+            self._decode([request], [0], size, _likeliest, nothing)
             self.cache.retire(request)
 
     def prefill(self, chunk: PrefillChunk) -> Tensor | None:
@@ -100,7 +100,7 @@ class Runner:
             return self._prefill(chunk)
 
     def decode(
-        self, batch: DecodeBatch, choose: Choose = _likeliest, meanwhile: Callable[[], None] = _nothing
+        self, batch: DecodeBatch, choose: Choose = _likeliest, meanwhile: Callable[[], None] = nothing
     ) -> Decoded:
         """One token of each request.
 
