@@ -164,6 +164,13 @@ def resident(cache: HierarchicalCache, request: CacheRequest, layer: int = 0) ->
     return [position for position in positions if table[row_of(request, position)] >= 0]
 
 
+def host_records(cache: HierarchicalCache) -> Tensor:
+    """The host pool's records, once nothing is on its way to them."""
+    if cache.device.type == "cuda":
+        torch.cuda.synchronize(cache.device)
+    return cache.host_pool.records
+
+
 def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
     """Everything that a call could change, as plain comparable values."""
     pools = [cache.host_pool.pages] + ([cache.selection_state.pages] if cache.selection_state else [])
@@ -171,7 +178,7 @@ def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
         "tables": {name: table.tolist() for name, table in cache.device_pool.tables._asdict().items()},
         "counters": [counter.tolist() for counter in cache.device_pool.counters],
         "slots": cache.device_pool.records.tolist(),
-        "host": cache.host_pool.records.tolist(),
+        "host": host_records(cache).tolist(),
         "page table": cache.admission.page_table.tolist(),
         "step": cache.backend.step_number,
         "free": [list(cache.admission.free_index), *(pages._free.copy() for pages in pools)],

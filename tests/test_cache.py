@@ -14,6 +14,7 @@ from tests.caches import (
     EVERY_POLICY,
     Driver,
     new_driver,
+    host_records,
     pad,
     resident,
     row_of,
@@ -161,7 +162,7 @@ def test_rule_6_a_new_record_is_stamped_as_used_and_its_host_copy_does_not_read_
         driver.append(step)
         cache.resolve(0, pad([[]]))  # the record is in its slot now
         cache.device_pool.records[0, step.slots[0]] = 0  # lost from the slot at once
-    on_host = cache.host_pool.records[0, step.rows.cpu()].to(cache.device)
+    on_host = host_records(cache)[0, step.rows.cpu()].to(cache.device)
     cache.device_pool.records[0, step.slots[0]] = on_host
     assert torch.equal(on_host[0].view(torch.int32), driver.record(request, 0, 20))
     for start in (0, 4, 8):  # push it out ...

@@ -10,6 +10,7 @@ from tests.caches import (
     CHURN,
     EVERY_POLICY,
     default_device,
+    host_records,
     make_records,
     new_driver,
     row_of,
@@ -158,7 +159,7 @@ def test_padded_lines_get_no_slots_and_write_nothing() -> None:
     driver = new_driver(max_requests=2, with_state=True)
     one, other = driver.admit(staged=10), driver.admit(staged=10)
     cache = driver.cache
-    before = cache.host_pool.records.clone()
+    before = host_records(cache).clone()
     garbage = torch.full((1, 8), 77, dtype=torch.int32)
     selection = torch.tensor([[3, 10, -1], [0, 99999, 5], [7, 7, -5]], dtype=torch.int32)
     with cache.step([other], batch_size=3) as step:
@@ -171,7 +172,7 @@ def test_padded_lines_get_no_slots_and_write_nothing() -> None:
             assert (slots[0] >= 0).tolist() == [True, True, False]
             assert (slots[1:] == -1).all()
             assert torch.equal(cache.records(layer)[slots[0, 1].long()].view(torch.int32), new[0])
-    changed = (cache.host_pool.records != before).any(dim=2).nonzero().tolist()
+    changed = (host_records(cache) != before).any(dim=2).nonzero().tolist()
     assert changed == [[layer, row_of(other, 10)] for layer in range(2)]
     assert (one.length, other.length) == (10, 11)
     cache.check_integrity()
