@@ -11,6 +11,7 @@ import pytest
 from hisparse.kernels import build as build_module
 from hisparse.kernels.attend_latent import shared_bytes
 from hisparse.kernels.build import Build, BuildError, architecture_name, build
+from hisparse.kernels.index_scores import THREADS as INDEX_THREADS
 from hisparse.kernels.params import (
     AttendLatentParams,
     CopyParams,
@@ -53,11 +54,11 @@ SOURCES: list[tuple[str, type[ctypes.Structure], dict[str, int]]] = [
     ("top_k.cu", TopKParams, {}),
     ("merge_latent.cu", MergeLatentParams, {}),
     *(
-        ("index_scores.cu", IndexScoresParams, {"FP8": fp8, "HEADS": heads, "HEAD_DIM": head_dim})
-        for fp8, heads, head_dim in ((0, 8, 32), (0, 32, 128), (0, 64, 128), (1, 32, 128), (1, 64, 128))
+        ("index_scores.cu", IndexScoresParams, {"FP8": fp8, "HEADS": heads, "HEAD_DIM": dim, "THREADS": INDEX_THREADS})
+        for fp8, heads, dim in ((0, 8, 32), (0, 32, 128), (0, 64, 128), (1, 32, 128), (1, 64, 128), (1, 128, 64))
     ),
 ]
-THREADS = {"index_scores": 256, "attend_latent": 256}  # threads a block, where they are fewer than 1024
+THREADS = {"index_scores": INDEX_THREADS, "attend_latent": 256}  # threads a block, where they are fewer than 1024
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,7 @@ def test_compiles_without_spills(
 ) -> None:
     built = build_one(source, params, defines, architecture)
     assert built.resources, built.log
+    assert "C7510" not in built.log, "the matrix unit's products are serialised"
     for name, resources in built.resources.items():
         size = f" of {defines['RECORD_BYTES']} B records" if "RECORD_BYTES" in defines else ""
         with capsys.disabled():

@@ -9,17 +9,18 @@ from hisparse.kernels.params import IndexScoresParams
 from hisparse.kernels.registration import register
 from hisparse.layout import PAGE_RECORDS
 
-THREADS = 256
-POSITIONS_A_BLOCK = THREADS // 32 * 16  # at a time
+THREADS = 512
+PAGES_A_BLOCK = THREADS // 128  # at a time
 SCALE_BYTES = 4
-MOST_SHARED_BYTES = 96 * 1024  # of queries; a multiprocessor holds two such blocks
+MOST_HEAD_DIM = 128  # two pages of keys fit a block's registers
+MOST_SHARED_BYTES = 96 * 1024  # of queries and weights
 
 
 def supports(num_heads: int, head_dim: int, dtype: torch.dtype, *, fp8: bool) -> bool:
     """Whether there is a kernel for such queries, and keys of the same dtype or FP8."""
     piece = 64 if fp8 else 32
-    whole = num_heads % 8 == 0 and head_dim % piece == 0 and head_dim <= 256
-    return dtype == torch.bfloat16 and whole and _shared_bytes(num_heads, head_dim, fp8) <= MOST_SHARED_BYTES
+    whole = num_heads % 8 == 0 and head_dim % piece == 0 and head_dim <= MOST_HEAD_DIM
+    return dtype == torch.bfloat16 and whole and _shared_bytes(num_heads, head_dim) <= MOST_SHARED_BYTES
 
 
 def index_scores(
@@ -63,13 +64,13 @@ def index_scores(
 
 def load_index_scores(num_heads: int, head_dim: int, device: torch.device, *, fp8: bool) -> Kernel:
     """The kernel for queries of a shape."""
-    defines = {"FP8": int(fp8), "HEAD_DIM": head_dim, "HEADS": num_heads}
+    defines = {"FP8": int(fp8), "HEAD_DIM": head_dim, "HEADS": num_heads, "THREADS": THREADS}
     return load("index_scores.cu", "index_scores", IndexScoresParams, device, **defines)
 
 
-def _shared_bytes(num_heads: int, head_dim: int, fp8: bool) -> int:
-    stride = head_dim * 2 + (16 if fp8 else 64)
-    return num_heads * (stride + SCALE_BYTES)
+def _shared_bytes(num_heads: int, head_dim: int) -> int:
+    columns = -(-head_dim // 64)  # of 128 bytes a head
+    return num_heads * (columns * 128 + 4)
 
 
 def _launch(
@@ -88,9 +89,9 @@ def _launch(
         scores=scores.data_ptr(),
         max_pages=page_table.shape[1],
     )
-    shared_bytes = _shared_bytes(num_heads, head_dim, fp8)
+    shared_bytes = _shared_bytes(num_heads, head_dim)
     resident = max_resident_blocks(kernel, THREADS, shared_bytes)
-    blocks = max(min(resident // batch, -(-scores.shape[1] // POSITIONS_A_BLOCK)), 1)
+    blocks = max(min(resident // batch, -(-page_table.shape[1] // PAGES_A_BLOCK)), 1)
     launch(kernel, params, (blocks, batch), THREADS, shared_bytes=shared_bytes, overlaps=True)
 
 
