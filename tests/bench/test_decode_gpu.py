@@ -8,11 +8,11 @@ from hisparse.bench.decode_setup import COLUMNS, DecodeSetup
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_all_columns(fp8: bool) -> None:
+@pytest.mark.parametrize(("fp8", "policy"), [(False, "lru"), (True, "lru"), (False, "two_rate_tier")])
+def test_all_columns(fp8: bool, policy: str) -> None:
     setup = DecodeSetup(
         model="glm-5.2-slice", batch=3, context=6000, churn=0.2, steps=4, warm_steps=2, rounds=2, other_us=50.0,
-        early_us=10.0, layers=12, fp8=fp8,
+        early_us=10.0, layers=12, fp8=fp8, policy=policy,
     )  # fmt: skip
     first, second = bench([setup, setup])
     for result in (first, second):

@@ -51,6 +51,7 @@ def test_the_default_sizes(model: str) -> None:
         ({"other_us": 0.0}, r"other_us must be 1 to 100000 microseconds, got 0\.0"),
         ({"other_us": float("inf")}, "other_us must be 1 to 100000"),
         ({"churn": 1.5}, "churn must be a share"),
+        ({"policy": "lfu"}, "policy must be one of lru, .* got 'lfu'"),
         ({"buffer": 2048}, "device_buffer_size must be above top_k"),
     ],
 )
@@ -70,7 +71,8 @@ def test_without_a_gpu() -> None:
 def test_the_table() -> None:
     result: dict[str, Any] = {
         "device": "GPU", "commit": None, "model": "glm-5.2-slice", "layers": 78, "anchors": 21, "k": 2048,
-        "buffer": 4096, "record_bytes": 1152, "context": 32768, "other_us": 300.0, "batch": 8, "miss_rate": 0.061,
+        "buffer": 4096, "record_bytes": 1152, "policy": "lru", "context": 32768, "other_us": 300.0,
+        "batch": 8, "miss_rate": 0.061,
         **{f"us_a_layer_{column}": 350.0 for column in COLUMNS},
         **{f"exposed_us_a_layer_{column}": 10.0 for column in ("synchronous", "prefetch", "early")},
         "exposed_share_prefetch": 0.36, "exposed_share_early": 0.27,

@@ -67,8 +67,9 @@ def _time_cache(
 ) -> tuple[float, int]:
     """Microseconds of a step, and misses of all that count."""
     cache = HierarchicalCache(
-        setup.layout(), device="cuda", prefetch=column != "synchronous", io=column != "oracle", host_pool=host
-    )
+        setup.layout(), device="cuda", policy=setup.policy, prefetch=column != "synchronous", io=column != "oracle",
+        host_pool=host,
+    )  # fmt: skip
     store = Hierarchy(setup, cache, resident, early=column == "early")
     us, misses = time_steps(setup, layers, selections, store), store.misses
     store.retire()
@@ -122,6 +123,7 @@ def _describe(setup: DecodeSetup, other_us: float) -> dict[str, Any]:
         "k": setup.slice.top_k,
         "buffer": layout.device_buffer_size,
         "record_bytes": setup.record_bytes,
+        "policy": setup.policy,
         "churn": setup.churn,
         "seed": setup.seed,
         "steps": setup.steps,
@@ -139,9 +141,9 @@ def heading(result: dict[str, Any]) -> str:
     """What all lines belong to, and the columns' names."""
     return (
         f"{result['device']}, commit {result['commit'] or 'unknown'}: {result['model']}, {result['layers']} layers, "
-        f"{result['anchors']} of them anchors, k {result['k']}, B {result['buffer']}, {result['record_bytes']} B "
-        f"records, context {result['context']}, {result['other_us']} us of other work a layer. Microseconds a layer:\n"
-        + "  ".join(name.rjust(12) for name in COLUMN_NAMES)
+        f"{result['anchors']} of them anchors, k {result['k']}, B {result['buffer']}, {result['policy']}, "
+        f"{result['record_bytes']} B records, context {result['context']}, {result['other_us']} us of other work a "
+        f"layer. Microseconds a layer:\n" + "  ".join(name.rjust(12) for name in COLUMN_NAMES)
     )
 
 

@@ -14,6 +14,7 @@ from hisparse.bench.decode_setup import DecodeSetup
 from hisparse.bench.timing import call_us
 from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import PAGE_RECORDS
+from hisparse.ranking import Best
 from hisparse.selectors import DSA
 
 HIDDEN = 6144
@@ -28,8 +29,8 @@ class Store(Protocol):
     def append(self, layer: int, records: Tensor) -> None:
         """Take in the step's new records, uint8 [b, record_bytes]."""
 
-    def slots(self, layer: int, selection: Tensor) -> Tensor:
-        """Where a selection's records are, int32 [b, k]."""
+    def slots(self, layer: int, selection: Tensor, best: Best | None = None) -> Tensor:
+        """Where a selection's records are, int32 [b, k]. An anchor says what its indexer ranks best."""
 
     def records(self, layer: int) -> Tensor:
         """uint8 [N, record_bytes]."""
@@ -95,8 +96,8 @@ class Layers:
             with self._side.fork(layer) if early and layer == anchor else nullcontext():
                 store.append(layer, self.new[layer])
                 if layer == anchor:
-                    self._choose(self.layout.group_of[layer], lengths)
-                    slots = store.slots(layer, self.selection)
+                    best = self._rank(self.layout.group_of[layer], lengths)
+                    slots = store.slots(layer, self.selection, best)
             self.other(self.early)
             if layer != anchor:
                 slots = store.slots(layer, self.selection)
@@ -105,9 +106,10 @@ class Layers:
             self.out[layer] = out
             self.other(1 - self.early)
 
-    def _choose(self, group: int, lengths: Tensor) -> None:
+    def _rank(self, group: int, lengths: Tensor) -> Best | None:
         """Scores and top-k at their true shapes; what is read is the trace's, whose misses are known."""
-        self.selector.select(self.keys[group], self.table, lengths, self.index_query[group], self.index_weights[group])
+        query, weights = self.index_query[group], self.index_weights[group]
+        return self.selector.select(self.keys[group], self.table, lengths, query, weights).best
 
 
 def packing(setup: DecodeSetup) -> LatentRecords:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hisparse.bench.synth import Setting
 from hisparse.layout import PAGE_RECORDS, CacheLayout, num_pages_for
+from hisparse.order import POLICIES
 
 GIB = 2**30
 COLUMNS = ("full", "synchronous", "prefetch", "early", "oracle")  # early: prefetch, and select early
@@ -65,6 +66,7 @@ class DecodeSetup:
     layers: int | None = None  # of the slice; default: all
     buffer: int | None = None  # B; default: twice top_k
     fp8: bool = False
+    policy: str = "lru"
     seed: int = 0
     commit: str | None = None
 
@@ -74,6 +76,8 @@ class DecodeSetup:
         for name in ("batch", "steps", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.warm_steps < 0:
             raise ValueError(f"warm_steps must be at least 0, got {self.warm_steps}")
         if not 1 <= self.num_layers <= self.slice.num_layers:

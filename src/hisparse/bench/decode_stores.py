@@ -11,6 +11,7 @@ from hisparse.bench.decode_setup import DecodeSetup
 from hisparse.bench.timing import replay_us
 from hisparse.cache import HierarchicalCache
 from hisparse.layout import PAGE_RECORDS
+from hisparse.ranking import Best
 from hisparse.step import Step
 
 PACKED_AT_ONCE = 1 << 18  # records
@@ -33,7 +34,7 @@ class Resident:
         """See `Store`."""
         self._records[layer].index_copy_(0, self._starts + self._lengths - 1, records)
 
-    def slots(self, layer: int, selection: Tensor) -> Tensor:
+    def slots(self, layer: int, selection: Tensor, best: Best | None = None) -> Tensor:
         """See `Store`."""
         return selection + self._starts[:, None].int()
 
@@ -82,10 +83,10 @@ class Hierarchy:
         """See `Store`."""
         self.cache.append(layer, records)
 
-    def slots(self, layer: int, selection: Tensor) -> Tensor:
+    def slots(self, layer: int, selection: Tensor, best: Best | None = None) -> Tensor:
         """See `Store`."""
         if self.cache.layout.anchors[layer] == layer:
-            return self.cache.resolve(layer, selection)
+            return self.cache.resolve(layer, selection, best)
         return self.cache.follow(layer)
 
     def records(self, layer: int) -> Tensor:

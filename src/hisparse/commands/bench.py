@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hisparse.commands import bench_decode, bench_serve
-from hisparse.commands.options import CommitOption, JsonLinesOption, JsonOption, print_json, whole_numbers
+from hisparse.commands.options import CommitOption, JsonLinesOption, JsonOption, PolicyOption, print_json, whole_numbers
 
 if TYPE_CHECKING:
     from hisparse.bench.resolve_setup import Setup
@@ -60,9 +60,6 @@ LayersOption = Annotated[
 ]
 WarmStepsOption = Annotated[
     int | None, typer.Option("--warm-steps", help="First steps, not counted.", show_default="a tenth")
-]
-PolicyOption = Annotated[
-    str, typer.Option("--policy", help="Which record leaves first: lru, fifo, random, two_rate, two_rate_tier.")
 ]
 NoCheckOption = Annotated[bool, typer.Option("--no-check", help="Do not compare every record with its host row.")]
 ShuffledOption = Annotated[
@@ -116,7 +113,7 @@ def resolve(
     record_bytes: RecordBytesOption = 1152,
     layers: LayersOption = None,
     warm_steps: WarmStepsOption = None,
-    policy: PolicyOption = "lru",
+    policy: PolicyOption = None,
     no_check: NoCheckOption = False,
     shuffled_pages: ShuffledOption = False,
     exact_misses: ExactOption = False,
@@ -141,7 +138,7 @@ def resolve(
         buffer=2 * chosen.k if buffer is None else buffer,
         record_bytes=record_bytes,
         warm_steps=chosen.warm_steps if warm_steps is None else warm_steps,
-        policy=policy,
+        policy=policy or "lru",
         layers=(chosen.layers if chosen.layers > 1 else LAYERS) if layers is None else layers,
         check=not no_check,
         shuffled_pages=shuffled_pages,

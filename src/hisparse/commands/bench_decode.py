@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hisparse.commands.options import CommitOption, JsonLinesOption, print_json, whole_numbers
+from hisparse.commands.options import CommitOption, JsonLinesOption, PolicyOption, print_json, whole_numbers
 
 CHURNS = {"low": 0.13, "high": 0.27}  # about 6.3 and 13.2 % misses at B = 2 k
 
@@ -32,6 +32,7 @@ def decode(
     warm_steps: Annotated[int, typer.Option(help="Steps before them.")] = 12,
     rounds: Annotated[int, typer.Option(help="Of all columns; the median counts.")] = 3,
     fp8: Annotated[bool, typer.Option("--fp8", help="Records of 656 bytes.")] = False,
+    policy: PolicyOption = None,
     seed: Annotated[int, typer.Option(help="Of selections and contents.")] = 0,
     commit: CommitOption = None,
     as_json: JsonLinesOption = False,
@@ -44,8 +45,8 @@ def decode(
     setups = [
         DecodeSetup(
             model=model, batch=size, context=context, churn=share, steps=steps, warm_steps=warm_steps,
-            rounds=rounds, other_us=other_us, early_us=early_us, layers=layers, buffer=buffer, fp8=fp8, seed=seed,
-            commit=commit,
+            rounds=rounds, other_us=other_us, early_us=early_us, layers=layers, buffer=buffer, fp8=fp8,
+            policy=policy or "lru", seed=seed, commit=commit,
         )
         for size in whole_numbers("--batch", batch) or (8, 16)
         for share in churn or CHURNS.values()
