@@ -156,7 +156,7 @@ def test_a_step_carries_its_tokens() -> None:
 
 
 def test_padded_lines_get_no_slots_and_write_nothing() -> None:
-    driver = new_driver(max_requests=2, with_state=True)
+    driver = new_driver(max_requests=3, with_state=True)
     one, other = driver.admit(staged=10), driver.admit(staged=10)
     cache = driver.cache
     before = host_records(cache).clone()

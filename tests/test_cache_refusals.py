@@ -57,6 +57,10 @@ REFUSALS: dict[str, tuple[Call, str]] = {
     "tokens in parts": (lambda c, r: c.step([r], tokens=cast(Any, [1.5])).__enter__(), "tokens must be whole numbers"),
     "tokens too large": (lambda c, r: c.step([r], tokens=[2**70]).__enter__(), "tokens must be whole numbers"),
     "a batch too small": (lambda c, r: enter_step(c, [r], batch_size=0), "batch size 0 has no room for 1 requests"),
+    "a batch too large": (
+        lambda c, r: enter_step(c, [r], batch_size=99),
+        "at most max_requests = [0-9]+ lines, got 99",
+    ),
     "recorded without a capture": (
         lambda c, r: record(c, 1),
         r"inside `with torch.cuda.graph\(...\)`, with the cache on",

@@ -228,9 +228,9 @@ class HierarchicalCache:
     ) -> AbstractContextManager[Step]:
         """One decode step: every request gets one more position, with a slot in every layer.
 
-        Inside, call `append` and then `resolve` for each layer; or, with `recorded`, replay the graph that the step
-        was recorded in, once, on the stream that is current here. If the body raises, the step is undone: no request
-        has grown.
+        Inside, call `append` and then `resolve` for each layer, or `follow` for one that shares a selection; or, with
+        `recorded`, replay the graph that the step was recorded in, once, on the stream that is current here. If the
+        body raises, the step is undone: no request has grown.
 
         Args:
             requests: active ones, no two the same, each below its capacity.
@@ -264,7 +264,7 @@ class HierarchicalCache:
     def append(self, layer: int, records: Tensor) -> None:
         """Write the step's new records of one layer to their slots and through to the host pool.
 
-        They are in their slots when the layer's `resolve` is through.
+        They are in their slots when the layer's `resolve`, or `follow`, is through.
 
         Args:
             layer: 0 to num_layers - 1.

@@ -44,8 +44,10 @@ def mark_ranked(tables: SlotTables, positions: Tensor, pages: Tensor, step: Tens
         )
     rows = rows_of(pages, positions)
     slots = tables.slot_of_row[rows.clamp(min=0)].long().masked_fill(rows < 0, -1).flatten()
-    stamps = torch.where(slots >= 0, fetched(step), FREE).int()
-    tables.stamp.scatter_reduce_(0, slots.clamp(min=0), stamps, "amax")
+    is_here = slots >= 0
+    anywhere = torch.arange(len(slots), device=slots.device) % len(tables.stamp)  # one place for all would be a queue
+    stamps = torch.where(is_here, fetched(step), FREE).int()
+    tables.stamp.scatter_reduce_(0, torch.where(is_here, slots, anywhere), stamps, "amax")
 
 
 class RowHeat:

@@ -6,7 +6,7 @@ that ranks by recency needs a new list only when the old one is half used up: a 
 passed over when it comes up, and every untouched slot is older than every touched one. Any other policy
 is ranked again at every step.
 
-The two-rate rule keeps a `heat` for every slot: two averages of how often its record is selected, a fast one of 12 bits
+The two-rate rule keeps a `heat` for every row: two averages of how often the record is selected, a fast one of 12 bits
 and a slow one of 18, together in an int32. A record's slow average is remembered when it leaves, and taken up again
 when it comes back.
 """

@@ -177,7 +177,7 @@ class Steps:
         tokens = _whole_numbers(tokens)
         if tokens and len(tokens) != len(requests):
             raise ValueError(f"tokens must be one a request, got {len(tokens)} with {len(requests)} requests")
-        size = _lines_for(requests, batch_size, recorded)
+        size = _lines_for(requests, batch_size, recorded, self._layout.max_requests)
         self._backend.make_room_for_step()
         if recorded is not None:
             _upload(requests, tokens, self._recorded_inputs)
@@ -253,10 +253,14 @@ class Steps:
             )
 
 
-def _lines_for(requests: Sequence[CacheRequest], batch_size: int | None, recorded: Step | None) -> int:
+def _lines_for(
+    requests: Sequence[CacheRequest], batch_size: int | None, recorded: Step | None, max_requests: int
+) -> int:
     if batch_size is not None and recorded is not None:
         raise ValueError("a recorded step has its batch size: give one of batch_size and recorded")
     size = recorded.batch_size if recorded is not None else len(requests) if batch_size is None else batch_size
+    if size > max_requests:
+        raise ValueError(f"a step has at most max_requests = {max_requests} lines, got {size}")
     if size < len(requests):
         raise ValueError(f"a step of batch size {size} has no room for {len(requests)} requests")
     return size

@@ -55,7 +55,18 @@ SOURCES: list[tuple[str, type[ctypes.Structure], dict[str, int]]] = [
     ("merge_latent.cu", MergeLatentParams, {}),
     *(
         ("index_scores.cu", IndexScoresParams, {"FP8": fp8, "HEADS": heads, "HEAD_DIM": dim, "THREADS": INDEX_THREADS})
-        for fp8, heads, dim in ((0, 8, 32), (0, 32, 128), (0, 64, 128), (1, 32, 128), (1, 64, 128), (1, 128, 64))
+        for fp8, heads, dim in (
+            (0, 8, 32),
+            (0, 24, 128),
+            (0, 32, 128),
+            (0, 64, 128),
+            (0, 96, 96),
+            (0, 128, 128),
+            (1, 32, 128),
+            (1, 64, 128),
+            (1, 128, 64),
+            (1, 128, 128),
+        )
     ),
 ]
 THREADS = {"index_scores": INDEX_THREADS, "attend_latent": 256}  # threads a block, where they are fewer than 1024

@@ -59,7 +59,8 @@ def measure(setup: DecodeSetup, host: HostPool) -> dict[str, Any]:
             if column != "oracle" and not torch.equal(layers.out, want):
                 raise HiSparseError(f"{column}: attention read another record than the resident column")
     medians = {column: statistics.median(rounds) for column, rounds in times.items()}
-    return {**_describe(setup, layers.other.us), **_fields(setup, medians, misses)}
+    rounds = {f"us_rounds_{column}": [round(us, 1) for us in each] for column, each in times.items()}
+    return {**_describe(setup, layers.other.us), **_fields(setup, medians, misses), **rounds}
 
 
 def _time_cache(

@@ -14,7 +14,7 @@ from hisparse.bench.decode_setup import DecodeSetup
 from hisparse.bench.timing import call_us
 from hisparse.kernels.side_stream import SideStream
 from hisparse.layout import PAGE_RECORDS
-from hisparse.ranking import Best
+from hisparse.ranking import Best, Ranking
 from hisparse.selectors import DSA
 
 HIDDEN = 6144
@@ -106,10 +106,20 @@ class Layers:
             self.out[layer] = out
             self.other(1 - self.early)
 
-    def _rank(self, group: int, lengths: Tensor) -> Best | None:
-        """Scores and top-k at their true shapes; what is read is the trace's, whose misses are known."""
+    def _rank(self, group: int, lengths: Tensor) -> Best:
+        """Scores and top-k at their true shapes; what is read is the trace's, whose misses are known.
+
+        So is what is ranked, when somebody asks: the trace's selection, and nothing known of what comes after it.
+        """
         query, weights = self.index_query[group], self.index_weights[group]
-        return self.selector.select(self.keys[group], self.table, lengths, query, weights).best
+        best = self.selector.select(self.keys[group], self.table, lengths, query, weights).best
+
+        def traced(count: int) -> Ranking:
+            ranking = best(count)
+            ranking.positions.fill_(-1)[:, : self.selection.shape[1]] = self.selection
+            return ranking
+
+        return traced
 
 
 def packing(setup: DecodeSetup) -> LatentRecords:

@@ -96,7 +96,7 @@ class Runner:
 
     def prefill(self, chunk: PrefillChunk) -> Tensor | None:
         """Take in a piece of a prompt; logits [1, vocab] float32 after its last piece."""
-        with self._on_device():
+        with self._on_device(), self._forgetting_failures():
             return self._prefill(chunk)
 
     def decode(
@@ -153,7 +153,7 @@ class Runner:
 
     @contextmanager
     def _forgetting_failures(self) -> Iterator[None]:
-        """A step that is undone leaves no failed selections behind for the next one."""
+        """A forward that fails leaves no failed selections behind for the next one."""
         try:
             yield
         except BaseException:

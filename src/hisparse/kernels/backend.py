@@ -1,9 +1,10 @@
-"""The GPU backend of the cache: the operations of ops.py over both pools, on four streams.
+"""The GPU backend of the cache: the operations of ops.py over both pools, on several streams.
 
 See `hisparse.backend.Backend` for what each method promises. Claims and an anchor's fetches run on the caller's
 stream. Beside it run the new records' write-through, forked at `append` and joined by the layer's resolve; the shared
 layers' fetches, forked after the anchor's resolve and joined one by one; and the making of orders, forked when some
-groups are resolved and joined at the end of the step. Streams meet by events alone, so a step can be captured in a
+groups are resolved and joined at the end of the step, behind the marking of what a selector ranks next, for a policy
+that asks for it. Streams meet by events alone, so a step can be captured in a
 CUDA graph: `HierarchicalCache.record_step`.
 """
 
@@ -118,7 +119,7 @@ class KernelBackend:
             plan=self._plans.get(layer),
             io=self._options.io,
         )
-        self._fetch_ahead(shared)
+        self._note_misses(shared)
         if self.policy.ranked and best is not None:
             self._mark_ranked(group, best, page_table, request_index)
         self._note_resolved(group)
@@ -194,8 +195,8 @@ class KernelBackend:
             positions, pages = best(RANKED * self._layout.top_k).positions, page_table[request_index]
             mark_ranked(self.device_pool.groups[group], positions, pages, self._state.step[group])
 
-    def _fetch_ahead(self, shared: Sequence[int]) -> None:
-        """Send off the shared layers' fetches beside the caller's stream."""
+    def _note_misses(self, shared: Sequence[int]) -> None:
+        """Shared layers lack their anchor's misses. Prefetched, they are sent off beside the caller's stream."""
         if self._options.io:
             self._waiting.update(shared)
             for layer in shared if self._options.prefetch else ():

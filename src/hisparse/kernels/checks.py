@@ -26,7 +26,7 @@ def check_tensor(
             f"{name} must be {dtype} with {dimensions} dimensions, got {tensor.dtype} {list(tensor.shape)}"
         )
     if tensor.device != beside.device:
-        raise ValueError(f"{name} must be on {beside.device}, where the slots are, got {tensor.device}")
+        raise ValueError(f"{name} must be on {beside.device}, like the rest, got {tensor.device}")
     dense = tensor.shape[-1] < 2 or tensor.stride(-1) == 1 if last_stride_only else tensor.is_contiguous()
     if not dense:
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}: call .contiguous()")

@@ -1,6 +1,7 @@
 """Load compiled kernels and launch them on torch's current stream, also while a CUDA graph is captured.
 
-Fed by build.py; used by the launchers (resolve.py, copies.py, tables.py). A kernel is loaded once a device and kept.
+Fed by build.py; used by the launchers: the files beside this that are named after sources in cuda/, and copies.py and
+tables.py. A kernel is loaded once a device and kept.
 """
 
 import ctypes

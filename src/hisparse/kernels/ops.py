@@ -1,8 +1,8 @@
 """The operations on a device pool, on the GPU: one function for each of `reference/`, which specifies it.
 
 Each is registered with `torch.library` and says what it changes. All take the tables of all layers and number the
-layer; none reads back to the CPU, and all run on torch's current stream. The current step is kept on the device:
-`insert` begins one in every layer.
+layer: a layer of tables is an index group of the model, whose layers have records of their own. None reads back to the
+CPU, and all run on torch's current stream. The current step is kept on the device: `insert` begins one in every layer.
 """
 
 import torch

@@ -41,7 +41,7 @@ class DSA:
 
     Args:
         top_k: positions that a selection names at most.
-        head_dim: elements of an index key.
+        head_dim: elements of an index key. There are GPU kernels for up to 128.
         dtype: of keys in the state, unless `fp8`.
         fp8: keep keys in float8 e4m3 with one float32 scale each: 132 bytes a position for a head_dim of 128.
 

@@ -153,11 +153,11 @@ __device__ void score(float (&scores)[16], uint32 query, uint32 keys, int32 grou
 #pragma unroll
   for (int32 i = 0; i < 16; i++) scores[i] = 0;
   const uint32 half = keys + group * (kRows / 2) * kLineBytes;
-  begin_products();
+  begin_products(scores);
 #pragma unroll
   for (int32 step = 0; step < kWidth / 16; step++) {
     const uint32 at = step / 4 * kColumnBytes + step % 4 * 32;
-    multiply_32(scores, descriptor(query + at, 16), descriptor(half + at, 16));
+    multiply_32(scores, descriptor(query + at), descriptor(half + at));
   }
   finish_products(scores);
 }
@@ -236,10 +236,10 @@ __device__ void add_values(float (&sum)[128], const float (&shrink)[2], uint32 w
     for (int32 i = 0; i < 128; i++) sum[i] *= shrink[i / 2 % 2];
   }
   const uint32 values = keys + group * (kLatent / 2 / kColumn) * kColumnBytes;
-  begin_products();
+  begin_products(sum);
 #pragma unroll
   for (int32 step = 0; step < kRows / 16; step++)
-    multiply_256_transposed(sum, descriptor(weights + step * 32, 16),
+    multiply_256_transposed(sum, descriptor(weights + step * 32),
                             descriptor(values + step * 16 * kLineBytes, kColumnBytes));
   finish_products(sum);
 }

@@ -9,7 +9,7 @@ constexpr int32 kChunks = kRecordBytes / 16;
 struct Params {
   Tables tables;
   const byte* records;     // [n, record_bytes], source of write_through and stage
-  const int64* rows;       // [n], their rows in the host pool, -1: skipped
+  const int64* rows;       // [n], their rows in the host pool; write_through skips -1
   const int32* slots;      // [n], their slots (write_through), -1: skipped
   byte* host;              // [rows, record_bytes], one layer's part of the host pool
   byte* pool;              // [N, record_bytes], one layer's slots

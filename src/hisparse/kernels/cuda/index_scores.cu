@@ -4,7 +4,8 @@
 // page ahead of the one that is scored; four warps take a page, each 16 positions. All queries of a request stand in
 // shared memory. The order of a dot product's terms is free as long as query and key agree on it, so queries are laid
 // out in the order in which lanes hold what they read (`place_of`). FP8 keys are widened to bf16, exactly, and their
-// scale multiplies the score. A score depends on query, weights and key alone, and not on where the key lies.
+// scale multiplies the score; of a key that is not finite the scale is not. A score depends on query, weights and key
+// alone, and not on where the key lies.
 // Hopper's matrix unit takes 32 or 64 heads at once; elsewhere, and for other numbers, it is 8 (`multiply_queries`).
 // Grid: [blocks over pages, requests].
 #include "wgmma.cuh"
@@ -15,7 +16,7 @@ constexpr int32 kHeads = HISPARSE_HEADS;          // a multiple of 8
 constexpr int32 kThreads = HISPARSE_THREADS;
 constexpr int32 kKeyBytes = kHeadDim * (kFp8 ? 1 : 2);
 constexpr int32 kPageBytes = kPageRecords * (kKeyBytes + (kFp8 ? 4 : 0));  // FP8: keys, then their scales
-constexpr int32 kPieces = kKeyBytes / 64;         // of a key; four lanes read one, 16 bytes each
+constexpr int32 kRuns = kKeyBytes / 64;           // of a key; four lanes read one, 16 bytes each
 constexpr int32 kPieceElements = kFp8 ? 16 : 8;   // of a key, in a lane's 16 bytes
 constexpr int32 kRows = 16;                       // positions of a warp
 constexpr int32 kGroup = kPageRecords / kRows * kWarp;  // threads that take a page
@@ -40,6 +41,7 @@ struct Params {
 };
 static_assert(sizeof(Params) == HISPARSE_PARAMS_BYTES, "params.py mirrors this struct");
 static_assert(kKeyBytes % 64 == 0 && kHeads % 8 == 0, "kernels/index_scores.py asks for nothing else");
+static_assert(kThreads % kGroup == 0, "the warps of a group take the same page, and products together");
 
 // Two e4m3 numbers, one in each upper byte of a half, as two bf16: the exponent is placed and its bias set right.
 __device__ uint32 widen(uint32 spread) {
@@ -57,15 +59,15 @@ struct alignas(16) Piece {
   uint32 part[4];
 };
 
-// A lane's share of 16 keys, as it is read: of two of them, eight further on, every fourth piece.
+// A lane's share of 16 keys, as it is read: two keys, eight apart; of each, 16 of every 64 bytes.
 struct Read {
-  Piece low[kPieces], high[kPieces];
+  Piece low[kRuns], high[kRuns];
   float scale[2];
 
   __device__ void load(const byte* page, int32 row, int32 quarter) {
     const byte* key = page + row * kKeyBytes + quarter * 16;
 #pragma unroll
-    for (int32 i = 0; i < kPieces; i++) {
+    for (int32 i = 0; i < kRuns; i++) {
       low[i] = *reinterpret_cast<const Piece*>(key + i * 64);
       high[i] = *reinterpret_cast<const Piece*>(key + 8 * kKeyBytes + i * 64);
     }
@@ -83,7 +85,7 @@ struct Keys {
 
   __device__ explicit Keys(const Read& read) : scale{read.scale[0], read.scale[1]} {
 #pragma unroll
-    for (int32 i = 0; i < kPieces; i++) {
+    for (int32 i = 0; i < kRuns; i++) {
       const uint32(&low)[4] = read.low[i].part, (&high)[4] = read.high[i].part;
       if constexpr (kFp8) {
 #pragma unroll
@@ -104,14 +106,14 @@ struct Keys {
 // Where elements `element` and `element` + 1 of a head's query stand in shared memory: at the place of the product's
 // terms for which a lane's pieces hold these elements of a key.
 __device__ int32 place_of(int32 head, int32 element) {
-  constexpr int32 kStepsOfPiece = kPieceElements / 4;
-  const int32 piece = element / (4 * kPieceElements), quarter = element / kPieceElements % 4;
-  const int32 step = piece * kStepsOfPiece + element / 4 % kStepsOfPiece, half = element / 2 % 2;
+  constexpr int32 kStepsOfRun = kPieceElements / 4;
+  const int32 run = element / (4 * kPieceElements), quarter = element / kPieceElements % 4;
+  const int32 step = run * kStepsOfRun + element / 4 % kStepsOfRun, half = element / 2 % 2;
   const int32 term = step * 16 + half * 8 + quarter * 2;
   return term / kColumn * kColumnBytes + swizzled(head, term % kColumn / 8) + term % 8 * 2;
 }
 
-// Asks for a page that is read two pages on. Bytes of bf16 keys are on their way in sufficient number without it.
+// Asks for a page that is read next and scored after that. Bytes of bf16 keys are on their way in sufficient number without it.
 __device__ void prefetch_page(const byte* page) {
   const int32 at = threadIdx.x % kGroup * kLineBytes;
   if (at < kPageBytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(page + at));
@@ -122,13 +124,21 @@ template <int32 N>
 __device__ void multiply_queries(float (&sum)[N], const Keys& keys, uint32 queries, int32 head) {
 #pragma unroll
   for (int32 i = 0; i < N; i++) sum[i] = 0;
-  begin_products();
+  begin_products(sum);
 #pragma unroll
   for (int32 i = 0; i < kSteps; i++) {
     const uint32 at = queries + i / 4 * kColumnBytes + head * kLineBytes + i % 4 * 32;
-    multiply_registers(sum, keys.step[i], descriptor(at, kColumnBytes));
+    multiply_registers(sum, keys.step[i], descriptor(at));
   }
   finish_products(sum);
+}
+
+// sum += left * right for one warp: 16 lines by 8 columns, 16 terms.
+__device__ void multiply_16_by_8(float (&sum)[4], const uint32 (&left)[4], uint32 right0, uint32 right1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
 }
 
 // The same by 8 heads, on any GPU.

@@ -14,7 +14,7 @@ constexpr int32 kEightLines = 8 * kLineBytes;  // after which the shuffle repeat
 __device__ inline int32 swizzled(int32 line, int32 piece) { return line * kLineBytes + ((piece ^ (line & 7)) << 4); }
 
 // A matrix at `address` (of shared memory). `leading`: bytes between columns, where a product spans several.
-__device__ inline uint64 descriptor(uint32 address, uint32 leading) {
+__device__ inline uint64 descriptor(uint32 address, uint32 leading = 16) {
   const uint64 swizzle_128 = 1ull << 62;
   return swizzle_128 | static_cast<uint64>(kEightLines >> 4) << 32 | static_cast<uint64>(leading >> 4) << 16 |
          (address & 0x3FFFF) >> 4;
@@ -31,7 +31,13 @@ __device__ inline void publish_to_matrix_unit() {
 #endif
 }
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Products may add to `sum` from here on; what was written to it stands there before.
+template <int32 N>
+__device__ inline void begin_products(float (&sum)[N]) {
+#pragma unroll
+  for (int32 i = 0; i < N; i++) asm volatile("" : "+f"(sum[i])::"memory");
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 template <int32 N>
 __device__ inline void finish_products(float (&sum)[N]) {
@@ -51,7 +57,7 @@ __device__ inline void multiply_32(float (&sum)[16], uint64 left, uint64 right) 
       : "l"(left), "l"(right));
 }
 
-// The same, with `left` in registers: a warp's 16 lines, as `multiply_16_by_8` takes them.
+// The same, with `left` in registers: a warp's 16 lines, as mma.m16n8k16 takes them.
 __device__ inline void multiply_registers(float (&sum)[16], const uint32 (&left)[4], uint64 right) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
@@ -74,14 +80,6 @@ __device__ inline void multiply_registers(float (&sum)[32], const uint32 (&left)
         "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]),
         "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]), "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));
-}
-
-// sum += left * right for one warp, on any GPU: 16 lines by 8 columns, 16 terms.
-__device__ inline void multiply_16_by_8(float (&sum)[4], const uint32 (&left)[4], uint32 right0, uint32 right1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
 }
 
 // sum += left * right: 64 lines by 256 columns, 16 terms; `right` has a line a term.
