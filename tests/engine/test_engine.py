@@ -87,6 +87,15 @@ def test_a_stop_token_ends_the_text_and_is_not_in_it(place: int, whose: str, tin
     assert request.finish_reason is FinishReason.STOP
 
 
+def test_the_models_stop_tokens_can_be_ignored(tiny: Tiny) -> None:
+    free = unstopped(tiny)
+    engine = letters_engine(tiny, loaded={"stop_token_ids": (free.output[3],)})
+    assert run_one(engine, ignore_eos=True).output == free.output
+    stop = free.output[5]
+    request = run_one(engine, ignore_eos=True, stop_token_ids=(stop,))
+    assert request.output == free.output[: free.output.index(stop) + 1]
+
+
 @pytest.mark.parametrize("length", [1, 3])
 def test_a_stop_string_ends_the_text_and_is_not_in_it(length: int, tiny: Tiny) -> None:
     free = unstopped(tiny)

@@ -140,6 +140,7 @@ def test_a_stop_token_is_no_part_of_the_answer(served: Served, loaded: Loaded) -
     assert whole["choices"][0]["finish_reason"] == "stop"
     assert len(whole["choices"][0]["logprobs"]["tokens"]) == at
     assert whole["usage"]["completion_tokens"] == at + 1
+    assert served.post(COMPLETIONS, completion(ignore_eos=True)).json()["usage"]["completion_tokens"] == TOKENS
 
 
 @pytest.fixture

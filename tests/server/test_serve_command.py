@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from hisparse.commands.main import main
+from hisparse.commands.session import load_model
 from hisparse.server.serving import bind
 
 SMALL = ("--top-k", "32", "--device-buffer-size", "48")
@@ -98,6 +100,23 @@ def test_an_address_that_is_taken_is_an_error(tiny_folder: Path, capsys: pytest.
     taken.close()
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith("error: cannot listen at")
+
+
+def test_an_address_that_is_taken_while_the_model_loads(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = bind("127.0.0.1", 0)
+
+    def load_slowly(*arguments: Any) -> Any:
+        taken.listen()
+        return load_model(*arguments)
+
+    monkeypatch.setattr("hisparse.commands.serve.load_model", load_slowly)
+    with pytest.raises(SystemExit) as left:
+        main(["serve", str(tiny_folder), "--port", str(taken.getsockname()[1]), "--max-context", "400", *SMALL])
+    taken.close()
+    assert left.value.code == 2
+    assert "error: cannot listen at" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,9 +135,14 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "negative token": (COMPLETIONS, greedy([-1]), 400, "prompt", "-1"),
     "enormous token": (COMPLETIONS, greedy([10**30]), 400, "prompt", "258"),
     "wrong type": (COMPLETIONS, greedy(temperature="hot"), 400, "temperature", "hot"),
+    "text far past the context": (COMPLETIONS, greedy("x" * 100_000), 400, None, "the first 8192 of 100000 characters"),
     "too many texts": (COMPLETIONS, greedy(["a"] * 100), 400, None, "fewer"),
+    "too many choices of many texts": (COMPLETIONS, greedy([[1]] * 6000, n=128), 400, None, "768000 texts"),
+    "true is not one": (COMPLETIONS, greedy(best_of=True), 400, "best_of", "not supported"),
+    "a token of many digits": (COMPLETIONS, greedy([10**4000]), 400, "prompt", "0000..."),
     "chat without messages": (CHAT, {"model": MODEL}, 400, "messages", "required"),
     "chat past the context": (CHAT, chat("x" * 600), 400, None, "512"),
+    "chat far past the context": (CHAT, chat("x" * 100_000), 400, None, "of 100000 characters"),
     "priority": (CHAT, chat(priority="high"), 400, "priority", "high"),
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", "not supported"),
 }
@@ -166,10 +171,12 @@ def test_what_is_no_request_is_answered_in_the_same_form(served: Served) -> None
         (malformed, 400),
         (served.get("/nowhere"), 404),
         (served.get(COMPLETIONS), 405),
-        (httpx.post(served.url + COMPLETIONS, content=b" " * ((64 << 20) + 1), timeout=20), 413),
+        (httpx.post(served.url + COMPLETIONS, content=b" " * (32 << 20), timeout=20), 413),
     ):
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert served.get(COMPLETIONS).headers["allow"] == "POST"
+    assert httpx.head(f"{served.url}/health", timeout=20).status_code == 200
 
 
 def test_the_queue_limit_answers_429(loaded: Loaded) -> None:
@@ -187,10 +194,13 @@ def test_the_queue_limit_answers_429(loaded: Loaded) -> None:
 
 def test_an_api_key_guards_v1(loaded: Loaded) -> None:
     served = Served(loaded, api_key="sésame")
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": b"Bearer s\xe9same-"}):
+    wrong = ("Bearer wrong", b"Bearer s\xe9same-", "sésame".encode(), "Token sésame".encode())
+    for headers in ({}, *({"Authorization": one} for one in wrong)):
         refused = served.post(COMPLETIONS, greedy(), headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     key = {"Authorization": "Bearer sésame".encode()}
+    assert served.post(COMPLETIONS, greedy(), headers=key).status_code == 200
+    key = {"Authorization": "bearer sésame".encode()}  # schemes have no case
     assert served.post(COMPLETIONS, greedy(), headers=key).status_code == 200
     assert served.get("/v1/models").status_code == 401
     assert served.get("/health").status_code == 200

@@ -1,6 +1,8 @@
 """`hisparse serve`: an OpenAI-compatible server, with bounded device memory."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +85,8 @@ def serve(
     loaded = load_model(model, dtype, device)
     context = min(max_context or loaded.model.config.max_positions, loaded.model.config.max_positions)
     engine = _build(loaded, config, context)
+    with _saying_where(host, port):  # another server may have been as early and faster since
+        listener.listen()
     with recording(engine, record_traces, record_every):
         _run(loaded, engine, context, served_model_name or model, listener, api_key, max_waiting, drain_seconds)
 
@@ -106,8 +110,14 @@ def _check(port: int, max_waiting: int, max_context: int | None, drain_seconds: 
 def _listen(host: str, port: int) -> socket.socket:
     from hisparse.server.serving import bind
 
-    try:
+    with _saying_where(host, port):
         return bind(host, port)
+
+
+@contextmanager
+def _saying_where(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ValueError(f"cannot listen at --host {host} --port {port}: {error.strerror}") from error
 

@@ -19,6 +19,7 @@ class SamplingParams:
         max_tokens: the most tokens to produce.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text.
+        ignore_eos: the model's own stop tokens do not end it.
         logprobs: note each token's log-probability and those of so many likeliest tokens; None: none.
 
     Raises:
@@ -33,6 +34,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         for name in ("top_k", "max_tokens"):

@@ -42,8 +42,9 @@ def create_app(
         api_key: what clients must send for everything under /v1 and for the dashboard; None: nothing.
     """
     app = FastAPI(title="hisparse", docs_url=None, redoc_url=None, openapi_url=None)
-    reader = PromptReader(tokenizer, loop.engine.runner.model.config.vocab_size)
-    endpoints = Endpoints(loop, reader, model_name, max_context)
+    context = min(max_context, loop.engine.runner.cache.layout.max_positions)
+    reader = PromptReader(tokenizer, loop.engine.runner.model.config.vocab_size, context)
+    endpoints = Endpoints(loop, reader, model_name, context)
     metrics = Metrics()
     loop.watches.append(metrics)
     _answer_errors(app)
@@ -76,7 +77,7 @@ def _add_v1(app: FastAPI, endpoints: Endpoints, check_key: Check) -> None:
 
 
 def _add_state(app: FastAPI, loop: EngineLoop, metrics: Metrics) -> None:
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         refusal = loop.refusal
         if refusal is not None:
@@ -95,7 +96,8 @@ def _answer_errors(app: FastAPI) -> None:
         if isinstance(error, ClientDisconnect):
             return Response(status_code=CLIENT_GONE)
         if isinstance(error, HTTPException):
-            error = ApiError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
+            message, headers = f"{request.method} {request.url.path}: {error.detail}", error.headers
+            error = ApiError(message, status=error.status_code, headers=dict(headers) if headers else None)
         known = as_api_error(error)
         if known.status >= 500:
             logging.getLogger(__name__).error("%s failed: %r", request.url.path, error)

@@ -12,19 +12,24 @@ from starlette.types import Receive, Scope, Send
 
 from hisparse.server.errors import ApiError
 
-MAX_BODY_BYTES = 64 << 20  # ten million tokens of text
+MAX_BODY_BYTES = 64 << 20  # whatever the context is: ten million tokens of text
 DONE = "[DONE]"
 
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request) -> bytes:
-    """A request's body. Raises `ApiError` if it is absurdly long."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(f"the body is longer than {MAX_BODY_BYTES} bytes: shorten the prompt", status=413)
+async def read_body(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """A request's body. Raises `ApiError` if it is longer than anything that could be answered."""
+    most_bytes = min(most_bytes, MAX_BODY_BYTES)
+    body, num_bytes = bytearray(), 0
+    async for part in request.stream():  # to its end, if that is near: many clients read no answer before
+        num_bytes += len(part)
+        if num_bytes <= most_bytes:
+            body += part
+        elif num_bytes > MAX_BODY_BYTES:
+            break
+    if num_bytes > most_bytes:
+        raise ApiError(f"the body is longer than {most_bytes} bytes: shorten the prompt", status=413)
     return bytes(body)
 
 

@@ -12,14 +12,14 @@ from fastapi.responses import Response
 from hisparse.errors import NeverFitsError
 from hisparse.server.connection import EventStream, read_body, while_connected
 from hisparse.server.engine_loop import EngineLoop
-from hisparse.server.errors import ApiError, as_api_error
+from hisparse.server.errors import TOO_LONG, ApiError, as_api_error
 from hisparse.server.generation import Answers, Job
 from hisparse.server.logprobs import LogprobWriter
 from hisparse.server.prompts import PromptReader
 from hisparse.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, parse
 from hisparse.server.replies import ChatForm, CompletionForm, Form, Text, Usage
 
-TOO_LONG = "context_length_exceeded"
+BODY_BYTES, BYTES_A_TOKEN = 1 << 20, 64  # what a body may have, and more for each token that can be read at once
 
 
 class Call(NamedTuple):
@@ -42,31 +42,36 @@ class Endpoints:
         loop: generates.
         reader: tokenizes.
         model_name: the one model that there is.
-        max_context: positions of the longest request, prompt and answer.
+        max_context: positions of the longest request, prompt and answer, that the cache can hold.
     """
 
     def __init__(self, loop: EngineLoop, reader: PromptReader, model_name: str, max_context: int) -> None:
         self.loop, self.reader, self.model_name = loop, reader, model_name
         self._writer = LogprobWriter(loop.engine.tokenizer)
-        self.max_context = min(max_context, loop.engine.runner.cache.layout.max_positions)
+        self.max_context = max_context
 
     async def complete(self, request: Request) -> Response:
         """Answer /v1/completions."""
-        self.loop.check_open()  # before work is put into what would be refused
-        asked = parse(CompletionRequest, await read_body(request))
-        self._check_model(asked)
-        prompts = [await self.reader.read(prompt) for prompt in asked.prompt]
+        asked = parse(CompletionRequest, await self._body(request))
+        self._check(asked, len(asked.prompt))
+        prompts = await while_connected(request.receive, self._read_all(asked.prompt))
         return await self._answer(request, Call(asked, prompts, CompletionForm(self.model_name, self._writer)))
 
     async def chat(self, request: Request) -> Response:
         """Answer /v1/chat/completions."""
-        self.loop.check_open()
-        asked = parse(ChatRequest, await read_body(request))
-        self._check_model(asked)
-        prompt = await self.reader.read_chat(asked.messages)
+        asked = parse(ChatRequest, await self._body(request))
+        self._check(asked, 1)
+        prompt = await while_connected(request.receive, self.reader.read_chat(asked.messages))
         return await self._answer(request, Call(asked, [prompt], ChatForm(self.model_name, self._writer)))
 
-    def _check_model(self, asked: GenerateRequest) -> None:
+    async def _body(self, request: Request) -> bytes:
+        self.loop.check_open()  # before work is put into what would be refused
+        return await read_body(request, BODY_BYTES + BYTES_A_TOKEN * self.max_context * self.loop.max_unfinished)
+
+    async def _read_all(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        return [await self.reader.read(prompt) for prompt in prompts]
+
+    def _check(self, asked: GenerateRequest, num_prompts: int) -> None:
         if asked.model not in (None, self.model_name):
             raise ApiError(
                 f"the model {asked.model!r} is not here: this server has {self.model_name!r}",
@@ -74,6 +79,10 @@ class Endpoints:
                 param="model",
                 code="model_not_found",
             )
+        try:
+            self.loop.check_open(num_prompts * (asked.n or 1))
+        except ValueError as error:
+            raise ApiError(str(error)) from error
 
     async def _answer(self, request: Request, call: Call) -> Response:
         if not call.asked.stream:

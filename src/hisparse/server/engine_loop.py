@@ -79,10 +79,16 @@ class EngineLoop:
         with self._lock:
             return self._refusal
 
-    def check_open(self) -> None:
-        """Raise `QueueFullError` or `NotServingError` if `submit` would do so for one text."""
+    def check_open(self, num_texts: int = 1) -> None:
+        """Raise what `submit` would raise for so many texts, before work is put into them.
+
+        Raises:
+            ValueError: more than can ever wait.
+            QueueFullError: too many wait already.
+            NotServingError: the loop is stopping, or has failed.
+        """
         with self._lock:
-            self._check_room(1)
+            self._check_room(num_texts)
 
     async def submit(self, jobs: Sequence[Job], *, at_once: bool = False) -> Answers:
         """Ask for texts, piece by piece or each `at_once`; all of them are accepted, or none.
@@ -122,17 +128,16 @@ class EngineLoop:
         await asyncio.to_thread(self._thread.join)
 
     def _enlist(self, answers: Answers) -> None:
-        num_new = len(answers.generations)
-        if num_new > self.max_unfinished:
-            raise ValueError(
-                f"one call asks for {num_new} texts, and this server takes {self.max_unfinished} at once: ask for fewer"
-            )
         with self._lock:
-            self._check_room(num_new)
+            self._check_room(len(answers.generations))
             self._unfinished |= dict.fromkeys(answers.generations)
             self._inbox.put(partial(self._take_on, answers))
 
     def _check_room(self, num_new: int) -> None:
+        if num_new > self.max_unfinished:
+            raise ValueError(
+                f"one call asks for {num_new} texts, and this server takes {self.max_unfinished} at once: ask for fewer"
+            )
         if self._refusal is not None:
             raise NotServingError(str(self._refusal))
         if len(self._unfinished) + num_new > self.max_unfinished:

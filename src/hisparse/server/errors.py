@@ -4,6 +4,8 @@ from typing import Any
 
 from hisparse.errors import HiSparseError
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's code
+
 
 class QueueFullError(HiSparseError):
     """As many requests as are allowed wait already."""
@@ -42,6 +44,12 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A value that came, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -24,8 +24,7 @@ def check_program(api_key: str | None) -> Check:
     async def check(authorization: Annotated[str | None, Header()] = None) -> None:
         if api_key is None:
             return
-        given = (authorization or "").removeprefix("Bearer ").encode("latin-1")  # the bytes as they came
-        if not hmac.compare_digest(given, api_key.encode()):
+        if not hmac.compare_digest(_token(authorization or "", "bearer"), api_key.encode()):
             raise _refusal("send it as 'Authorization: Bearer KEY'", "Bearer")
 
     return check
@@ -37,7 +36,7 @@ def check_browser(api_key: str | None) -> Check:
     async def check(authorization: Annotated[str | None, Header()] = None) -> None:
         if api_key is None:
             return
-        if not hmac.compare_digest(_given(authorization or ""), api_key.encode()):
+        if not hmac.compare_digest(_password(authorization or ""), api_key.encode()):
             raise _refusal(
                 "in a browser give any user name, and the key as the password",
                 'Basic realm="hisparse", charset="UTF-8"',
@@ -46,14 +45,18 @@ def check_browser(api_key: str | None) -> Check:
     return check
 
 
-def _given(authorization: str) -> bytes:
-    scheme, _, rest = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return rest.encode("latin-1")
+def _token(authorization: str, scheme: str) -> bytes:
+    """What comes with a scheme, the bytes as they came; nothing with another one."""
+    given, _, rest = authorization.partition(" ")
+    return rest.encode("latin-1") if given.lower() == scheme else b""
+
+
+def _password(authorization: str) -> bytes:
     try:
-        return b64decode(rest, validate=True).partition(b":")[2]
+        decoded = b64decode(_token(authorization, "basic"), validate=True)
     except binascii.Error:
         return b""
+    return decoded.partition(b":")[2] or _token(authorization, "bearer")
 
 
 def _refusal(advice: str, challenge: str) -> ApiError:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic_core import ErrorDetails, from_json
 
 from hisparse.engine.request import SamplingParams
-from hisparse.server.errors import ApiError
+from hisparse.server.errors import ApiError, shown
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -88,6 +88,7 @@ class GenerateRequest(_Model):
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_as_list)
     ] = None
+    ignore_eos: bool | None = None  # not OpenAI's; true: only a limit or a stop string ends the text
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -118,6 +119,7 @@ class GenerateRequest(_Model):
             max_tokens=min(self.wanted_tokens or room, room),
             stop=tuple(self.stop or ()),
             logprobs=self.num_logprobs,
+            ignore_eos=bool(self.ignore_eos),
         )
 
 
@@ -181,7 +183,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
     except ValueError as error:
         raise ApiError(f"the body is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ApiError(f"the body must be a JSON object, got {_shown(values)}")
+        raise ApiError(f"the body must be a JSON object, got {shown(values)}")
     _refuse_unsupported(values)
     try:
         return kind.model_validate(values)
@@ -192,10 +194,10 @@ def parse(kind: type[Body], body: bytes) -> Body:
 def _refuse_unsupported(values: dict[str, Any]) -> None:
     for name, harmless in UNSUPPORTED.items():
         value = values.get(name)
-        if value is None or any(value == one and (value is one or type(one) is not bool) for one in harmless):
+        if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless):
             continue
         raise ApiError(
-            f"{name} is not supported by this server, got {_shown(value)}: leave it out",
+            f"{name} is not supported by this server, got {shown(value)}: leave it out",
             param=name,
             code="unsupported_parameter",
         )
@@ -207,9 +209,4 @@ def _invalid(error: ErrorDetails) -> ApiError:
     if error["type"] == "missing":
         return ApiError(f"{param} is missing: it is required", param=param)
     message = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return ApiError(f"{param}: {message}, got {_shown(error['input'])}", param=param)
-
-
-def _shown(value: object, longest: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= longest else f"{text[:longest]}..."
+    return ApiError(f"{param}: {message}, got {shown(error['input'])}", param=param)
