@@ -140,6 +140,60 @@ def test_index_without_a_weight_map(tmp_path: Path, content: str) -> None:
         load(folder)
 
 
+FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+NORM = "model.norm.weight"
+
+
+def rewrite_weight_map(folder: Path, change: dict[str, Any]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    kept = {name: shard for name, shard in (index["weight_map"] | change).items() if shard is not None}
+    (folder / INDEX).write_text(json.dumps(index | {"weight_map": kept}))
+
+
+def add_to_shard(folder: Path, shard: str, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file(load_file(folder / shard) | tensors, folder / shard, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """With the last norm in the first of two shards."""
+    folder = write_tiny(tmp_path / "sharded", sharded=True)
+    assert json.loads((folder / INDEX).read_text())["weight_map"][NORM] == FIRST
+    return folder
+
+
+def test_a_tensor_in_another_shard_too(sharded: Path) -> None:
+    add_to_shard(sharded, SECOND, {NORM: torch.ones(64)})
+    with pytest.raises(CheckpointError, match=f"{INDEX}: weight_map puts {NORM} in {FIRST}, but {SECOND} holds"):
+        load(sharded)
+
+
+def test_a_tensor_that_is_twice_where_the_index_does_not_name_it(sharded: Path) -> None:
+    rewrite_weight_map(sharded, {NORM: None})
+    load(sharded)
+    add_to_shard(sharded, SECOND, {NORM: torch.ones(64)})
+    with pytest.raises(CheckpointError, match=f"{SECOND}: {NORM} is in an earlier shard too"):
+        load(sharded)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({NORM: SECOND}, f"weight_map puts {NORM} in {SECOND}, but {FIRST} holds a tensor of that name"),
+        ({"model.more.weight": FIRST}, f"puts model.more.weight in {FIRST}, which does not hold it .1 such tensors"),
+        ({NORM: 1}, f"weight_map must name a file for {NORM}, got 1"),
+        ({NORM: ["a"]}, f"weight_map must name a file for {NORM}, got \\['a'\\]"),
+    ],
+    ids=["another file", "no such tensor", "a number", "a list"],
+)
+def test_an_index_that_contradicts_the_shards(sharded: Path, change: dict[str, Any], message: str) -> None:
+    rewrite_weight_map(sharded, change)
+    with pytest.raises(CheckpointError, match=f"{INDEX}: .*{message}|{INDEX}: {message}"):
+        load(sharded)
+
+
 @pytest.mark.parametrize("size", [0, 4, 500, -1])
 def test_weights_truncated(folder: Path, size: int) -> None:
     content = (folder / WEIGHTS).read_bytes()
@@ -175,6 +229,13 @@ def test_tensors_unexpected(folder: Path) -> None:
 def test_tensors_of_wrong_shape(folder: Path) -> None:
     rewrite_tensors(folder, {"model.norm.weight": torch.ones(63)})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight \[63\], expected \[64\]"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_no_plain_floats(folder: Path, dtype: torch.dtype) -> None:
+    rewrite_tensors(folder, {"model.norm.weight": torch.ones(64).to(dtype)})
+    with pytest.raises(CheckpointError, match=rf"1 not in a plain float dtype \(model\.norm\.weight {dtype}\)"):
         load(folder)
 
 

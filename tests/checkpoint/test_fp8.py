@@ -46,7 +46,7 @@ def test_a_value_is_the_number_times_its_blocks_scale(shape: tuple[int, ...], dt
     assert torch.equal(tensors["w"], exactly(stored, scales, BLOCK).float().to(dtype))
 
 
-@pytest.mark.parametrize("block", [(32, 32), (64, 128), (1, 16)], ids=str)
+@pytest.mark.parametrize("block", [(32, 32), (64, 128), (1, 16), (10**12, 10**12)], ids=str)
 def test_other_block_sizes(block: tuple[int, int]) -> None:
     stored, scales = random_fp8((100, 90), block)
     tensors = {"w": stored, "w" + SCALE_SUFFIX: scales}
@@ -100,6 +100,21 @@ def test_refused(tensors: dict[str, Any], block: tuple[int, int] | None, message
     }
     with pytest.raises(CheckpointError, match=f"^some folder: {message}"):
         dequantise(made, block, torch.float32, Path("some folder"))
+
+
+@pytest.mark.parametrize("scale", [torch.nan, torch.inf, -1.0])
+def test_scales_are_finite_and_not_negative(scale: float) -> None:
+    stored, scales = random_fp8((256, 128))
+    scales[1, 0] = scale
+    with pytest.raises(CheckpointError, match=rf"^folder: w_scale_inv must be finite .* got {scale} \(1 such of 2\)"):
+        dequantise({"w": stored, "w" + SCALE_SUFFIX: scales}, BLOCK, torch.float32, Path("folder"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, STORED])
+def test_scales_are_floats(dtype: torch.dtype) -> None:
+    stored, scales = random_fp8((256, 128))
+    with pytest.raises(CheckpointError, match=rf"^folder: w_scale_inv is {dtype}; scales must be one of torch.float32"):
+        dequantise({"w": stored, "w" + SCALE_SUFFIX: scales.to(dtype)}, BLOCK, torch.float32, Path("folder"))
 
 
 def test_another_fp8_is_refused() -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hisparse.cache import HierarchicalCache
 from hisparse.checkpoint.tiny import write_tiny
+from hisparse.checkpoint.tiny_mla import write_tiny_mla
 from hisparse.commands.main import main
 from hisparse.engine import Engine
 
@@ -56,6 +57,12 @@ def test_generate_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.code == 0
     assert [len(output["tokens"]) for output in result["outputs"]] == [12, 12]
     assert result["device_kv_bytes"] == result["slots_bytes"] + result["workspace_bytes"]
+
+
+def test_quest_reads_whole_pages_and_says_so(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(capsys, "generate", tiny, "-p", TEXT, "--top-k", 47, "--max-tokens", 2, "--json")
+    assert "top_k 47: Quest reads whole pages of 16 tokens, so layers read 32" in run.err
+    assert run.json()["top_k"] == 32
 
 
 def test_seed_makes_sampling_repeatable(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +203,17 @@ def test_nan_logits_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run = Run(capsys, "generate", folder, "-p", "hello", *SMALL)
     assert run.code == 2
     assert "NaN" in run.err
+
+
+def test_verify_refuses_a_damaged_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny_mla(tmp_path / "nan", "glm-5.2", fp8=True, notation="pattern")
+    weights, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"
+    weights[name][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    run = Run(capsys, "verify", folder, "-p", "hello", *SMALL, "--json")
+    assert run.code == 2
+    assert run.out == ""
+    assert run.err.splitlines()[-1].startswith(f"error: {folder}: {name} must be finite and not negative, got nan")
 
 
 def test_truncated_checkpoint_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,8 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
         (("llama", "full/file/below"), ("cannot be written",)),
         (("glm-5.1", "new", "--notation", "types"), ("--notation is for glm-5.2",)),
         (("glm-5.2", "new", "--notation", "stars"), ("types, pattern, pattern-list, frequency", "stars")),
+        (("glm-5.2", "new", "--notation", ""), ("types, pattern, pattern-list, frequency", "got ''")),
+        (("glm-5.2", "new", "--seed", str(10**22)), ("--seed must be from", str(2**64 - 1), str(10**22))),
         (("llama", "new", "--fp8"), ("--fp8 is for deepseek-v3.2",)),
     ],
     ids=str,

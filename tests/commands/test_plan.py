@@ -1,6 +1,7 @@
 """`hisparse plan`: what it prints, what it refuses, and how it leaves."""
 
 import json
+import math
 import shlex
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hisparse.checkpoint.tiny_mla import write_tiny_mla
 from hisparse.commands.options import build_config
 from hisparse.engine import build_engine
 from hisparse.engine.family import state_of
+from tests.checkpoint.test_folder import rewrite_config
 from tests.checkpoint.test_gguf import converted, write_gguf
 from tests.commands.test_commands import Run
 
@@ -138,6 +140,42 @@ def test_when_nothing_fits_the_figures_come_first(
     assert run.err.count("\n") == 1
     for word in words:
         assert word in run.err
+
+
+def test_a_smaller_buffer_that_an_error_proposes_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ("glm-5.1", *H200S, "--context", "8K", "--json", "--device-buffer-size")
+    run = plan(capsys, *request, 1_000_000)
+    assert run.code == 2
+    assert "with --device-buffer-size 312740" in run.err
+    assert plan(capsys, *request, 312_740).code == 0
+    assert plan(capsys, *request, 312_741).code == 2
+
+
+def test_a_default_buffer_is_not_proposed_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in ((), ("--device-buffer-size", 4096)):
+        run = plan(capsys, *GLM, "--gpus", 4, *size)
+        assert run.code == 2
+        assert "--device-buffer-size" not in run.err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers must be at most 1,000"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a finite number above 0, got nan"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor is missing"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_be(
+    change: dict[str, object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_mla(tmp_path / "tiny", "glm-5.1")
+    rewrite_config(folder, change)
+    run = plan(capsys, folder, "--device-memory", "1GB", "--host-memory", "1GB")
+    assert run.code == 2
+    assert run.err.startswith(f"error: config.json: {words}")
+    assert run.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

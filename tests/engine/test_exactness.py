@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hisparse.checkpoint.tiny import VOCAB_SIZE
 from hisparse.config import HiSparseConfig
 from hisparse.engine import Request, RequestState
 from hisparse.engine.residency import CacheResidency
-from hisparse.errors import IntegrityError
+from hisparse.errors import IntegrityError, ModelOutputError
 from hisparse.order import POLICIES
 from hisparse.ranking import Best
 from hisparse.selectors import AGGREGATIONS
@@ -382,6 +383,18 @@ def test_agreement_with_dense_attention(tiny: Tiny) -> None:
     assert dense.equal
     assert dense.agreement.top_token_rate == 1.0
     assert dense.agreement.mean_divergence < 1e-9
+
+
+def test_a_dense_run_without_finite_logits_is_an_error(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = VerifiedRun(tiny.loaded, config_of(), [320])
+    verification = verification_of(tiny.loaded, config_of(), dense=True)
+    run.engine.observers.append(verification)
+    request = run.submit(300)
+    run.step_until(lambda: len(request.output) == 1)
+    assert verification.dense is not None
+    monkeypatch.setattr(verification.dense, "run", lambda batch: torch.full((1, VOCAB_SIZE), torch.nan))
+    with pytest.raises(ModelOutputError, match="the dense run produced NaN or infinite logits for request 0, position"):
+        run.step()
 
 
 def all_positions() -> HiSparseConfig:

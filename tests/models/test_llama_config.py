@@ -1,5 +1,6 @@
 """What config.json may say, in both of transformers' styles, and what is refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ def test_eos_token_ids(value: object, ids: tuple[int, ...]) -> None:
     assert LlamaConfig.from_dict(BASE | {"eos_token_id": value}).eos_token_ids == ids
 
 
+def test_a_factor_that_is_null_is_that_of_the_lengths() -> None:
+    table = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 256}
+    assert LlamaConfig.from_dict(BASE | {"rope_parameters": table}).rope.factor == 4.0
+
+
 @pytest.mark.parametrize("variant", ["dynamic", "longrope", "mrope"])
 def test_unsupported_rope_is_named_with_the_supported_ones(variant: str) -> None:
     with pytest.raises(
@@ -72,7 +78,18 @@ def test_unsupported_rope_is_named_with_the_supported_ones(variant: str) -> None
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
         ({"vocab_size": "100"}, "vocab_size must be a positive integer, got '100'"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, got 1"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be at most 1,000, got 1,000,000,000,000"),
+        ({"vocab_size": 2**31}, "vocab_size must be at most 2,147,483,647, got 2,147,483,648"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a finite number above 0, got -1"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a finite number above 0, got nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a finite number above 0, got 1000"),
+        ({"rope_theta": math.inf}, "config.json: rope_theta must be a finite number above 0, got inf"),
+        ({"rope_parameters": {"rope_theta": math.nan}}, "rope_parameters.rope_theta must be a finite number above 0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": math.inf}}, "rope_scaling.factor must be a finite number"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "mscale": math.nan, "mscale_all_dim": 1.0} | YARN}, "eters.mscale "),
+        ({"rope_scaling": {"rope_type": "divisors"}}, "rope divisors must be finite numbers above 0, got None"),
+        ({"rope_scaling": {"rope_type": "divisors", "divisors": [1.0, math.nan]}}, "rope divisors must be finite"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim must be even"),

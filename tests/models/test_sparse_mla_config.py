@@ -1,5 +1,6 @@
 """What config.json may say, as published and as saved by transformers, and what is refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -262,7 +263,16 @@ def test_weight_shapes() -> None:
             "'linear' is not supported with latent attention",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": -1}}, "factor must be a positive number"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": -1}}, "factor must be a finite number above 0, got -1"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale_all_dim": math.inf}},
+            "rope_scaling.mscale_all_dim must be a finite number above 0, got inf",
+        ),
+        ({"routed_scaling_factor": math.nan}, "routed_scaling_factor must be a finite number above 0, got nan"),
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers must be at most 1,000, got 1,000,000"),
+        ({"num_nextn_predict_layers": 10**12}, "num_nextn_predict_layers must be at most 1,000"),
+        ({"n_routed_experts": 2**20}, "num_hidden_layers 78 times n_routed_experts 1,048,576 must be at most 250,000"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quant_method 'compressed-tensors'.*FP8"),
         ({"quantization_config": {"quant_method": "fp8"}}, "weight_block_size must be two positive integers"),
         ({"quantization_config": FP8 | {"weight_block_size": [128]}}, "weight_block_size must be two .* got \\[128\\]"),

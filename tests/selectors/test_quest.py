@@ -81,7 +81,7 @@ def test_selection_is_the_definition(aggregation: str, pieces: int, per_kv_head:
     histories = Histories(lengths, selector, pieces)
     selection = histories.select(selector)
     assert selection.dtype == torch.int32
-    assert list(selection.shape) == [len(lengths), KV_HEADS if per_kv_head else 1, 70]
+    assert list(selection.shape) == [len(lengths), KV_HEADS if per_kv_head else 1, 64]  # whole pages
     each = HEADS // selector.num_groups
     for i in range(len(lengths)):
         for group in range(selector.num_groups):

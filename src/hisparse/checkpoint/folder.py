@@ -25,10 +25,23 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the folder's safetensors files, by name, on the CPU."""
+    """Every tensor of the folder's safetensors files, by name, on the CPU.
+
+    Raises `CheckpointError` for files that are missing or damaged, and for shards that are not as their index says.
+    """
+    if (folder / WEIGHTS_FILE).is_file():
+        return _read_safetensors(folder / WEIGHTS_FILE)
+    weight_map = _read_weight_map(folder)
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        tensors |= _read_safetensors(path)
+    for shard in sorted(set(weight_map.values())):
+        own = _read_safetensors(folder / shard)
+        _check_shard(folder, shard, own, tensors, weight_map)
+        tensors |= own
+    if absent := [name for name in weight_map if name not in tensors]:
+        raise CheckpointError(
+            f"{folder / INDEX_FILE}: weight_map puts {absent[0]} in {weight_map[absent[0]]}, which does not hold it "
+            f"({len(absent)} such tensors); download the checkpoint again"
+        )
     return tensors
 
 
@@ -47,9 +60,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS_FILE).is_file():
-        return [folder / WEIGHTS_FILE]
+def _read_weight_map(folder: Path) -> dict[str, str]:
+    """The index's file for each tensor; these files are there."""
     index = folder / INDEX_FILE
     if not index.is_file():
         raise CheckpointError(
@@ -59,14 +71,34 @@ def _weight_files(folder: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map must name a file for each tensor, got {weight_map!r}")
-    shards = [folder / str(name) for name in sorted(set(weight_map.values()))]
-    missing = [shard.name for shard in shards if not shard.is_file()]
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: weight_map must name a file for {name}, got {shard!r}")
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
         raise CheckpointError(
             f"{folder}: {len(missing)} of {len(shards)} shards named in {INDEX_FILE} are missing, "
             f"first {', '.join(missing[:3])}; download the checkpoint again"
         )
-    return shards
+    return weight_map
+
+
+def _check_shard(
+    folder: Path, shard: str, own: dict[str, Tensor], earlier: dict[str, Tensor], weight_map: dict[str, str]
+) -> None:
+    """Nothing may be where the index does not put it. What the index does not name may be anywhere, but once."""
+    for name in own:
+        if (named := weight_map.get(name, shard)) != shard:
+            raise CheckpointError(
+                f"{folder / INDEX_FILE}: weight_map puts {name} in {named}, but {shard} holds a tensor of that name; "
+                "download the checkpoint again"
+            )
+        if name in earlier:
+            raise CheckpointError(
+                f"{folder / shard}: {name} is in an earlier shard too, and {INDEX_FILE} names neither; "
+                "download the checkpoint again"
+            )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from hisparse.errors import CheckpointError
 
 STORED = torch.float8_e4m3fn
 OTHER_FP8 = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 SCALE_SUFFIX = "_scale_inv"  # "inv": it multiplies the stored number
 
 
@@ -27,8 +28,9 @@ def dequantise(
 ) -> None:
     """Make every FP8 tensor one of `dtype`; products are rounded once, from float32.
 
-    Raises `CheckpointError` that names the tensor for FP8 without scales or with scales of another shape, for
-    another kind of FP8, and for FP8 where the configuration has no quantization_config.
+    Raises `CheckpointError` that names the tensor for FP8 without scales, for scales of another shape or dtype or
+    that are negative or not finite, for another kind of FP8, and for FP8 where the configuration has no
+    quantization_config.
     """
     for name in [name for name, tensor in tensors.items() if tensor.dtype in OTHER_FP8]:
         raise CheckpointError(f"{path}: {name} is {tensors[name].dtype}; FP8 weights must be {STORED}")
@@ -70,8 +72,23 @@ def _scaled(stored: Tensor, scales: Tensor, block: tuple[int, int], what: str) -
             f"{what} has scales of shape {list(scales.shape)}, expected {list(expected)} "
             f"for {list(stored.shape)} in blocks of {block[0]} x {block[1]}"
         )
-    each_column = scales.float().repeat_interleave(block[1], dim=-1)[..., :columns]
+    _check_scales(scales, f"{what}{SCALE_SUFFIX}")
+    each_column = scales.float().repeat_interleave(min(block[1], columns), dim=-1)[..., :columns]
     value = stored.float()
     for first, of_rows in zip(range(0, rows, block[0]), each_column.unbind(-2), strict=True):
         value[..., first : first + block[0], :] *= of_rows[..., None, :]
     return value
+
+
+def _check_scales(scales: Tensor, what: str) -> None:
+    if scales.dtype not in SCALE_DTYPES:
+        raise CheckpointError(
+            f"{what} is {scales.dtype}; scales must be one of {', '.join(str(dtype) for dtype in SCALE_DTYPES)}"
+        )
+    values = scales.float()
+    wrong = values[~(values.isfinite() & (values >= 0))]  # 0: a block of zeros
+    if wrong.numel():
+        raise CheckpointError(
+            f"{what} must be finite and not negative, got {float(wrong[0])} ({wrong.numel()} such of "
+            f"{values.numel()}); the checkpoint is damaged: download it again"
+        )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from hisparse.errors import CheckpointError
@@ -15,6 +16,7 @@ from hisparse.models.llama_config import LlamaConfig
 from hisparse.models.sparse_mla_config import SparseMlaConfig
 
 NUM_LISTED = 3
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # quantised weights are plain by now
 
 ModelConfig = LlamaConfig | SparseMlaConfig
 
@@ -29,11 +31,12 @@ def drop_harmless(config: ModelConfig, tensors: dict[str, Tensor]) -> None:
 def check_weights(
     config: ModelConfig, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
 ) -> None:
-    """Raise `CheckpointError` for tensors that are missing, unexpected, or not of the expected shape."""
+    """Raise `CheckpointError` for tensors that are missing, unexpected, not of the expected shape, or not floats."""
     problems = [
         _listing("missing", [name for name in expected if name not in tensors], str),
         _listing("unexpected", [name for name in tensors if name not in expected], str),
         _misshapen(expected, tensors),
+        _not_floats(expected, tensors),
     ]
     found = [problem for problem in problems if problem]
     if found:
@@ -67,6 +70,11 @@ def _misshapen(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Te
         wrong,
         lambda name: f"{name} {list(tensors[name].shape)}, expected {list(expected[name])}",
     )
+
+
+def _not_floats(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> str:
+    wrong = [name for name in expected if name in tensors and tensors[name].dtype not in WEIGHT_DTYPES]
+    return _listing("not in a plain float dtype", wrong, lambda name: f"{name} {tensors[name].dtype}")
 
 
 def _listing(kind: str, names: list[str], describe: Callable[[str], str]) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+SEEDS = range(-(2**63), 2**64)  # what torch takes
 LLAMA_LIKE = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -41,12 +42,14 @@ def make_tiny(
         raise ValueError(f"--notation is for {', '.join(SHARED_INDEXERS)}, whose layers share indexers, not for {name}")
     if fp8 and name not in FAMILIES:
         raise ValueError(f"--fp8 is for {', '.join(FAMILIES)}, not for {name}")
+    if seed not in SEEDS:
+        raise ValueError(f"--seed must be from {SEEDS.start} to {SEEDS.stop - 1}, got {seed}")
     try:
         _check_empty(directory)
         if name in LLAMA_LIKE:
             write_tiny(directory, LLAMA_LIKE[name], seed=seed)
         else:
-            write_tiny_mla(directory, name, seed=seed, notation=notation or "types", fp8=fp8)
+            write_tiny_mla(directory, name, seed=seed, notation="types" if notation is None else notation, fp8=fp8)
     except OSError as error:
         raise ValueError(f"DIR {directory} cannot be written: {error.strerror or error}") from error
     print(directory)

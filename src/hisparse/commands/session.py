@@ -75,12 +75,15 @@ def tokenize(loaded: "Loaded", texts: Sequence[str], chat: bool | None) -> list[
 def make_engine(loaded: "Loaded", config: HiSparseConfig, sizes: Sequence[int]) -> "Engine":
     """An engine for requests of these sizes, with a bar while the host pool is pinned."""
     from hisparse.engine import build_engine
+    from hisparse.engine.latent import LatentFamily
 
     with bars() as group:
         engine = build_engine(loaded, config, sizes, progress=group.amounts("pinning host memory, MiB", unit=1 << 20))
     used = engine.runner.cache.layout.top_k
     if config.top_k is not None and config.top_k > used:
-        say(f"top_k {config.top_k}: this model's indexer was trained to read {used}, so layers read {used}")
+        trained = isinstance(engine.runner.family, LatentFamily)
+        why = f"this model's indexer was trained to read {used}" if trained else "Quest reads whole pages of 16 tokens"
+        say(f"top_k {config.top_k}: {why}, so layers read {used}")
     return engine
 
 

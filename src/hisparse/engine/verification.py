@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hisparse.engine.batch import Batch, PrefillChunk
 from hisparse.engine.resident_runner import ResidentRunner
+from hisparse.errors import ModelOutputError
 
 
 @dataclass
@@ -63,7 +64,11 @@ class Verification:
         return self.steps > 0 and self.unequal_steps == 0
 
     def ran(self, batch: Batch, logits: Tensor | None) -> None:
-        """Run the batch resident and compare."""
+        """Run the batch resident and compare.
+
+        Raises:
+            ModelOutputError: sparse and dense logits have no divergence, because some are not finite.
+        """
         resident = self.resident.run(batch)
         dense = self.dense.run(batch) if self.dense is not None else None
         if logits is None or resident is None:
@@ -74,6 +79,8 @@ class Verification:
             self.first_difference = self.first_difference or _describe(batch, logits, resident)
         sparse = self.resident.family.prefills_sparsely or not isinstance(batch, PrefillChunk)
         if dense is not None and sparse:  # where both are dense they agree, which says nothing
+            _check_finite("dense", batch, dense)
+            _check_finite("sparse", batch, logits)
             self.agreement.add(logits, dense)
 
     def finished(self, request_id: int) -> None:
@@ -85,9 +92,20 @@ class Verification:
 
 def _describe(batch: Batch, logits: Tensor, resident: Tensor) -> str:
     row = int((logits != resident).any(dim=-1).nonzero()[0])
-    if isinstance(batch, PrefillChunk):
-        request, position = batch.request_id, batch.start + len(batch.tokens) - 1
-    else:
-        request, position = batch.request_ids[row], batch.positions[row]
     largest = float((logits[row] - resident[row]).abs().max())
-    return f"request {request}, position {position}: logits differ by up to {largest:.3g}"
+    return f"{_place(batch, row)}: logits differ by up to {largest:.3g}"
+
+
+def _check_finite(run: str, batch: Batch, logits: Tensor) -> None:
+    wrong = ~logits.isfinite().all(dim=-1)
+    if wrong.any():
+        raise ModelOutputError(
+            f"the {run} run produced NaN or infinite logits for {_place(batch, int(wrong.nonzero()[0]))}: "
+            "the checkpoint is damaged, or its dtype overflows (try float32)"
+        )
+
+
+def _place(batch: Batch, row: int) -> str:
+    if isinstance(batch, PrefillChunk):
+        return f"request {batch.request_id}, position {batch.start + len(batch.tokens) - 1}"
+    return f"request {batch.request_ids[row]}, position {batch.positions[row]}"

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hisparse.errors import CheckpointError
-from hisparse.models.config_values import Config, architecture_of, boolean, positive_float, positive_int, token_ids
+from hisparse.models.config_values import (
+    MOST_LAYERS,
+    Config,
+    architecture_of,
+    boolean,
+    positive_float,
+    positive_int,
+    token_ids,
+)
 from hisparse.models.rope import RopeConfig
 
 
@@ -75,7 +83,7 @@ class LlamaConfig:
         attention_bias = boolean(config, "attention_bias", False)
         return cls(
             architecture=architecture,
-            num_layers=positive_int(config, "num_hidden_layers"),
+            num_layers=positive_int(config, "num_hidden_layers", most=MOST_LAYERS),
             num_heads=num_heads,
             num_kv_heads=positive_int(config, "num_key_value_heads", num_heads),
             head_dim=positive_int(config, "head_dim", traits.head_dim or hidden_size // num_heads),

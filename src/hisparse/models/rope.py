@@ -52,8 +52,9 @@ class RopeConfig:
 
         Raises `CheckpointError` for a variant that is not supported, or for a missing or senseless number.
         """
-        table = _rope_table(config)
-        theta = positive_float(table, "rope_theta", positive_float(config, "rope_theta", DEFAULT_THETA))
+        name = rope_table_name(config)
+        table = _rope_table(config, name)
+        theta = positive_float(config, f"{name}.rope_theta", positive_float(config, "rope_theta", DEFAULT_THETA))
         variant = table.get("rope_type", table.get("type", "default"))
         if variant not in list(INVERSE_FREQUENCIES):
             supported = ", ".join(INVERSE_FREQUENCIES)
@@ -61,7 +62,7 @@ class RopeConfig:
                 f"config.json: rope type {variant!r} is not supported; supported: {supported}. "
                 "Use a checkpoint of the same model without this context extension."
             )
-        return cls(variant=variant, theta=theta, **_numbers(variant, table, config))
+        return cls(variant=variant, theta=theta, **_numbers(variant, name, config))
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
@@ -86,11 +87,16 @@ def rotate(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
 
-def _rope_table(config: Config) -> dict[str, Any]:
-    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
+def rope_table_name(config: Config) -> str:
+    """The key of the table that holds rope's numbers, if there is one."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
+def _rope_table(config: Config, name: str) -> dict[str, Any]:
+    table = config.get(name) or {}
     if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
         raise CheckpointError(
-            f"config.json: rope_parameters must be one table for all layers, got {table!r}; "
+            f"config.json: {name} must be one table for all layers, got {table!r}; "
             "models with a rope of their own for each kind of layer are not supported"
         )
     for place in (table, config):
@@ -100,40 +106,50 @@ def _rope_table(config: Config) -> dict[str, Any]:
     return table
 
 
-def _numbers(variant: str, table: Config, config: Config) -> dict[str, Any]:
+def _numbers(variant: str, name: str, config: Config) -> dict[str, Any]:
+    """What a variant needs beside theta, out of the table of this name."""
     if variant == "default":
         return {}
     if variant == "divisors":
-        return {"divisors": tuple(float(value) for value in table.get("divisors", ()))}
+        return {"divisors": _checked_divisors(config[name].get("divisors"))}
     if variant == "linear":
-        return {"factor": positive_float(table, "factor")}
+        return {"factor": positive_float(config, f"{name}.factor")}
     max_positions = positive_int(config, "max_position_embeddings")
     # A value beside the table wins over the one inside, as in transformers.
-    original = positive_int(table, "original_max_position_embeddings", max_positions)
+    original = positive_int(config, f"{name}.original_max_position_embeddings", max_positions)
     original = positive_int(config, "original_max_position_embeddings", original)
     if variant == "llama3":
         return {
-            "factor": positive_float(table, "factor"),
+            "factor": positive_float(config, f"{name}.factor"),
             "original_max_positions": original,
-            "low_freq_factor": positive_float(table, "low_freq_factor"),
-            "high_freq_factor": positive_float(table, "high_freq_factor"),
+            "low_freq_factor": positive_float(config, f"{name}.low_freq_factor"),
+            "high_freq_factor": positive_float(config, f"{name}.high_freq_factor"),
         }
-    factor = positive_float(table, "factor", max_positions / original)
+    # null leaves the factor to the two lengths; without the key transformers loads nothing, not even a tokenizer
+    factor = positive_float(config, f"{name}.factor", max_positions / original if "factor" in config[name] else None)
     return {
         "factor": factor,
         "original_max_positions": original,
-        "beta_fast": positive_float(table, "beta_fast", 32.0),
-        "beta_slow": positive_float(table, "beta_slow", 1.0),
-        "truncate": boolean(table, "truncate", True),
-        "attention_factor": positive_float(table, "attention_factor", _yarn_attention_factor(table, factor)),
+        "beta_fast": positive_float(config, f"{name}.beta_fast", 32.0),
+        "beta_slow": positive_float(config, f"{name}.beta_slow", 1.0),
+        "truncate": boolean(config, f"{name}.truncate", True),
+        "attention_factor": positive_float(
+            config, f"{name}.attention_factor", _yarn_attention_factor(config, name, factor)
+        ),
     }
 
 
-def _yarn_attention_factor(table: Config, factor: float) -> float:
+def _checked_divisors(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, float) and 0 < value < math.inf for value in values):
+        raise CheckpointError(f"rope divisors must be finite numbers above 0, got {values!r}")
+    return tuple(values)
+
+
+def _yarn_attention_factor(config: Config, name: str, factor: float) -> float:
     """YaRN, section 3.4, in DeepSeek's generalisation: both scales of config.json, or neither, count."""
-    if table.get("mscale") and table.get("mscale_all_dim"):
-        scale = _yarn_scale(factor, positive_float(table, "mscale"))
-        return scale / _yarn_scale(factor, positive_float(table, "mscale_all_dim"))
+    if config[name].get("mscale") and config[name].get("mscale_all_dim"):
+        scale = _yarn_scale(factor, positive_float(config, f"{name}.mscale"))
+        return scale / _yarn_scale(factor, positive_float(config, f"{name}.mscale_all_dim"))
     return _yarn_scale(factor, 1.0)
 
 

@@ -13,14 +13,23 @@ from typing import Any
 
 from hisparse.errors import CheckpointError
 from hisparse.models.anchors import anchors_of, layers_with_indexer
-from hisparse.models.config_values import Config, architecture_of, boolean, positive_float, positive_int, token_ids
-from hisparse.models.rope import RopeConfig
+from hisparse.models.config_values import (
+    MOST_LAYERS,
+    Config,
+    architecture_of,
+    boolean,
+    positive_float,
+    positive_int,
+    token_ids,
+)
+from hisparse.models.rope import RopeConfig, rope_table_name
 from hisparse.models.routed_experts import ExpertsConfig
 
 # Architecture -> whether its indexer's rope pairs neighbouring dimensions, where config.json does not say.
 ARCHITECTURES = {"DeepseekV32ForCausalLM": False, "GlmMoeDsaForCausalLM": True}
 MLP_TYPES = {"dense": False, "sparse": True}
 ROPE_VARIANTS = ("default", "yarn")
+MOST_EXPERTS = 250_000  # in all layers together: each has three matrices, whose names are written out
 ONLY_VALUES: dict[str, object] = {
     "hidden_act": "silu",
     "scoring_func": "sigmoid",
@@ -72,6 +81,11 @@ class SparseMlaConfig:
                 f"config.json: index_head_dim {self.index_head_dim} must be at least "
                 f"qk_rope_head_dim {self.qk_rope_head_dim}, the dimensions of it that are rotated"
             )
+        if self.num_layers * self.experts.num_experts > MOST_EXPERTS:
+            raise CheckpointError(
+                f"config.json: num_hidden_layers {self.num_layers:,} times n_routed_experts "
+                f"{self.experts.num_experts:,} must be at most {MOST_EXPERTS:,}"
+            )
 
     @cached_property
     def anchors(self) -> tuple[int, ...]:
@@ -96,7 +110,7 @@ class SparseMlaConfig:
         """
         architecture = architecture_of(config, ARCHITECTURES)
         _refuse_unsupported(config)
-        num_layers = positive_int(config, "num_hidden_layers")
+        num_layers = positive_int(config, "num_hidden_layers", most=MOST_LAYERS)
         rope = _rope(config)
         return cls(
             architecture=architecture,
@@ -160,7 +174,7 @@ def _rope(config: Config) -> RopeConfig:
         if isinstance(table := config.get(key), dict):
             _check_share(config, table.get("partial_rotary_factor"))
             plain[key] = {name: value for name, value in table.items() if name != "partial_rotary_factor"}
-    table = plain.get("rope_scaling") or plain.get("rope_parameters") or {}
+    table = plain.get(rope_table_name(plain)) or {}
     variant = table.get("rope_type", table.get("type", "default")) if isinstance(table, dict) else "default"
     if variant not in ROPE_VARIANTS:
         raise CheckpointError(
@@ -186,11 +200,11 @@ def _check_share(config: Config, share: object) -> None:
 def _attention_scale(config: Config, rope: RopeConfig) -> float:
     """1 / sqrt of a head's query, times the square of yarn's scale where `mscale_all_dim` asks for it."""
     head_dim = positive_int(config, "qk_nope_head_dim") + positive_int(config, "qk_rope_head_dim")
-    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    weight = table.get("mscale_all_dim")
+    name = rope_table_name(config)
+    weight = (config.get(name) or {}).get("mscale_all_dim")
     if rope.variant == "default" or not weight or rope.factor <= 1:
         return float(head_dim**-0.5)
-    scale = 0.1 * positive_float(table, "mscale_all_dim") * math.log(rope.factor) + 1.0
+    scale = 0.1 * positive_float(config, f"{name}.mscale_all_dim") * math.log(rope.factor) + 1.0
     return float(head_dim**-0.5 * scale * scale)
 
 
@@ -214,6 +228,8 @@ def _count(config: Config, key: str, default: int) -> int:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CheckpointError(f"config.json: {key} must be a number of layers, 0 or more, got {value!r}")
+    if value > MOST_LAYERS:
+        raise CheckpointError(f"config.json: {key} must be at most {MOST_LAYERS:,}, got {value:,}")
     return value
 
 

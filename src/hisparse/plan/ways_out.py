@@ -53,7 +53,12 @@ def _changes(question: Question, one: Footprint) -> str:
     if one.host_bytes > machine.host_bytes_per_gpu:
         changes.append(f"--host-memory {at_least(one.host_bytes * machine.gpus)}")
     together = " with ".join(changes)
-    others = [*_more_gpus(question), *_shorter_context(question), *_smaller_index_keys(question)]
+    others = [
+        *_more_gpus(question),
+        *_shorter_context(question),
+        *_smaller_buffer(question),
+        *_smaller_index_keys(question),
+    ]
     if weights > machine.usable_bytes:
         others.append("weights in a smaller format (--weight-memory)")
     return f"It would fit with {', or with '.join([f'at least {together}', *others])}"
@@ -75,6 +80,19 @@ def _shorter_context(question: Question) -> list[str]:
     return [f"--context {context}"] if context else []
 
 
+def _smaller_buffer(question: Question) -> list[str]:
+    """The largest reservation that fits, if the configuration's is above the default."""
+    config, top_k = question.config, question.family.top_k
+    own = config.device_buffer_size
+    if own is None or own <= replace(config, device_buffer_size=None).buffer_for(top_k):
+        return []
+    least = max(top_k, config.top_k or 0)  # a reservation is above it
+    more = largest(
+        lambda extra: _fits(question, question.family, question.machine, question.context, least + extra), own - least
+    )
+    return [f"--device-buffer-size {least + more}"] if more else []
+
+
 def _smaller_index_keys(question: Question) -> list[str]:
     """FP8 index keys, if one request fits with them."""
     other = question.with_fp8_index_keys()
@@ -82,7 +100,8 @@ def _smaller_index_keys(question: Question) -> list[str]:
     return ['"index_cache_dtype": "fp8" in --hisparse-config'] if fits else []
 
 
-def _fits(question: Question, family: Family, machine: Machine, context: int) -> bool:
-    one = footprint(family, context, 1, min(question.reservations), heated=question.heated)
+def _fits(question: Question, family: Family, machine: Machine, context: int, buffer: int | None = None) -> bool:
+    """Whether one request fits, with this reservation or the question's smallest."""
+    one = footprint(family, context, 1, buffer or min(question.reservations), heated=question.heated)
     fits_device = one.device_bytes <= machine.cache_bytes_per_gpu(question.weights)
     return fits_device and one.host_bytes <= machine.host_bytes_per_gpu

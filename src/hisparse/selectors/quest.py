@@ -50,7 +50,7 @@ class Quest:
     """The Quest selector for grouped-query attention.
 
     Args:
-        top_k: tokens a selection names at most, at least one page of 16.
+        top_k: tokens a selection names at most, at least one page of 16; only whole pages count.
         num_kv_heads, head_dim: of the model.
         dtype: of keys and state.
         aggregation: how heads that share a selection agree; one of `AGGREGATIONS`. The default won the
@@ -77,7 +77,7 @@ class Quest:
             raise ValueError(f"top_k must be at least {QUEST_PAGE}, one page of the Quest selector, got {top_k}")
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, got {aggregation!r}")
-        self.top_k = top_k
+        self.top_k = top_k // QUEST_PAGE * QUEST_PAGE
         self.num_groups = num_kv_heads if per_kv_head else 1
         self.page_shape = (PAGES_EACH, num_kv_heads, 2, head_dim)  # largest, then smallest
         self.dtype = dtype
