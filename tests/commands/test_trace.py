@@ -103,6 +103,27 @@ def test_plot_of_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "does not exist" in failure(capsys, "plot", CUT, "--out", tmp_path / "no" / "where")
 
 
+def test_a_report_under_another_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run(capsys, "simulate", CUT, "--sizes", "1k", "--policies", "lru", "--layers", 3, *QUICK, "--json")
+    path = tmp_path / "r.txt"
+    path.write_text(out)
+    assert len(run(capsys, "plot", path, "--format", "png").split()) == 4
+    message = failure(capsys, "plot", path, "--skip", 40, "--policies", "zzz", "--sizes", -1)
+    assert f"--sizes, --policies, --skip are for a trace, and {path} is a report" in message
+    assert "is no trace but JSON" in failure(capsys, "simulate", path)
+    path.write_text(json.dumps(json.loads(out) | {"results": []}))
+    assert f"the report {path} must have a list of one or more results" in failure(capsys, "plot", path)
+
+
+def test_slots_for_more_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policies", "lru,s3_fifo", "--layers", "3,9", *QUICK, "--json")
+    results = json.loads(run(capsys, "simulate", CUT, "--sizes", "7200,1e8", *options))["results"]
+    assert [result.pop("size") for result in results] == [7200, 10**8, 7200, 10**8]
+    assert results[0] == results[1]
+    assert results[2] == results[3]
+
+
 def test_a_layer_that_is_named_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--sizes", "1k", "--policies", "lru", *QUICK, "--json")
     twice = json.loads(run(capsys, "simulate", CUT, "--layers", "3,3,14", *options))

@@ -116,7 +116,7 @@ def changed(start: int, value: bytes) -> Callable[[bytes], bytes]:
     ("spoil", "message"),
     [
         (lambda whole: b"", "is not a trace: it does not begin with 'HSTRACE'"),
-        (lambda whole: b"PK\x03\x04" + whole, "is not a trace"),
+        (lambda whole: b"PK\x03\x04" + whole, "is not a whole .npy or .npz file"),
         (changed(8, struct.pack("<I", 2)), r"has format version 2, and this hisparse reads version 1: upgrade it"),
         (changed(PREAMBLE.size + 3, b"?"), "damaged: its header does not match its checksum"),
         (lambda whole: whole + b"more bytes than a block's head", "damaged after step 6: no block begins there"),

@@ -115,7 +115,7 @@ def test_selections_that_repeat(tmp_path: Path) -> None:
     path = tmp_path / "a.hst"
     with TraceWriter(path, Header((0,), 3)) as writer:
         writer.write(Steps(np.array([5], np.int32), np.array([[[1, 4, 4]]], np.int32)))
-    with pytest.raises(ValueError, match=r"distinct positions .* got a repeated 4 in step 0, line 0"):
+    with pytest.raises(ValueError, match=r"distinct positions .* got a repeated 4 in step 0, layer 0"):
         open_trace(path)
 
 

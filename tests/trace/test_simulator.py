@@ -120,6 +120,7 @@ def test_a_pool_that_holds_everything_misses_once() -> None:
     ever = sum(len(np.unique(trace.selection[:, line])) for line in range(trace.num_lines))
     for name in SIMULATED:
         assert simulate(stream, name, trace.num_positions).misses.sum() == ever
+        assert simulate(stream, name, 10**8).misses.sum() == ever
 
 
 def test_the_newest_costs_no_fetch_and_pads_cost_nothing() -> None:

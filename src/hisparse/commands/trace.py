@@ -30,6 +30,7 @@ app = typer.Typer(help="Selection traces: record, simulate, plot.", no_args_is_h
 
 DEFAULT_POLICIES = "lru,fifo,two_rate,belady"
 DEFAULT_SIZES = "1k,2k,4k"
+SIMULATION = ("k", "sizes", "policies", "skip", "layers", "workers")  # options of `plot` that a report has no use for
 RANKED = 4  # times k: the best positions that are kept with their scores
 
 FileArgument = Annotated[
@@ -155,6 +156,7 @@ def record(
 
 @app.command()
 def plot(
+    context: typer.Context,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A trace, or what `hisparse trace simulate --json` printed of one.")
     ],
@@ -177,17 +179,30 @@ def plot(
     Example: hisparse trace plot trace.hst --out figures/trace --policies lru,fifo,two_rate,belady --skip 100
     """
     from hisparse.trace.plots import check_target, draw_report
+    from hisparse.trace.read import is_report
     from hisparse.trace.report import read_report
 
     prefix = out or file.with_suffix("")
     wanted = tuple(word.strip() for word in formats.split(","))
     check_target(prefix, wanted)
-    if file.suffix == ".json":
+    if is_report(file):
+        _check_nothing_to_simulate(context, file)
         report = read_report(file)
     else:
         report = _simulate(file, k, sizes, policies, skip, layers, None, workers, 0)
     for path in draw_report(report, prefix, wanted, size):
         print(path)
+
+
+def _check_nothing_to_simulate(context: typer.Context, file: Path) -> None:
+    """Raise `ValueError` for options that a report cannot follow: it was simulated already."""
+    sources = {name: context.get_parameter_source(name) for name in SIMULATION}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        raise ValueError(
+            f"{', '.join(f'--{name}' for name in given)} are for a trace, and {file} is a report: "
+            f"leave them out, or simulate the trace with them"
+        )
 
 
 def _simulate(
@@ -267,7 +282,7 @@ def _print_report(report: dict[str, Any]) -> None:
         f"{report['trace']}: {report['steps']} steps, {report['lines']} {report['line_name']}s, k = {report['k']}; "
         f"misses in percent of k over steps {report['skip']} to {report['steps'] - 1}"
     )
-    print(f"{'policy':24}" + "".join(f"{f'B = {size}':>12}" for size in sizes))
+    print(f"{'policy':24}" + "".join(f" {f'B = {size}':>11}" for size in sizes))
     for policy in dict.fromkeys(policy for policy, _ in rates):
         print(f"{policy:24}" + "".join(f"{100 * rates[policy, size]:12.2f}" for size in sizes))
     if report["overlap"]:

@@ -16,35 +16,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hisparse.trace.trace import Positions, Trace, ascending
+from hisparse.trace.trace import (
+    MOST_POSITIONS,
+    Positions,
+    Trace,
+    ascending,
+    check_distinct,
+    check_positions,
+    check_scores,
+    is_whole,
+)
 
 WANTED = "int32 [steps, batch, k]"
 PLAIN = ("selection", "trace")
 RECORDED = "delta"
 RANKED = ("pos", "score", "meta")
+MOST_PAGE = 1024  # positions
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class _About:
-    """What a recorded trace says of itself."""
+    """What a recorded trace says of itself. Its methods raise `ValueError` for numbers that cannot be."""
 
+    path: Path
     meta: Mapping[str, Any]
 
     def page(self, ranked: NDArray[Any]) -> int:
         """Positions in one entry of a ranked trace: Quest's page, if every step ranks its newest page first."""
-        page, newest = self.meta.get("page"), self.newest(len(ranked))
-        if not isinstance(page, int) or page < 1 or (newest < 0).any():
+        page, newest = self._number("page", 1, MOST_PAGE), self.newest(len(ranked))
+        if page is None or (newest < 0).any():
             return 1
         return page if (ranked[:, :, 0] == newest[:, None] // page).all() else 1
 
     def newest(self, num_steps: int) -> Positions:
         """[steps]: the position that each step produces, -1 where the trace does not say."""
-        start = self.meta.get("ctx")
-        if not isinstance(start, int):
+        start = self._number("ctx", 0, MOST_POSITIONS - num_steps)
+        if start is None:
             return np.full(num_steps, -1, np.int32)
         return np.arange(start, start + num_steps, dtype=np.int32)
+
+    def _number(self, name: str, least: int, most: int) -> int | None:
+        """A number of `meta`; None: it has none of this name."""
+        value = self.meta.get(name)
+        if name in self.meta and not is_whole(value, least, most):
+            raise ValueError(
+                f"{name!r} in 'meta' of the trace {self.path} must be a whole number from {least} to {most}, "
+                f"got {value!r}"
+            )
+        return value
 
 
 def read_arrays(path: Path, k: int | None = None) -> Trace:
@@ -89,10 +110,10 @@ def _plain(path: Path, array: NDArray[Any], k: int | None) -> Trace:
     if array.dtype != np.int32 or array.ndim != 3 or 0 in array.shape:
         raise ValueError(f"the trace {path} must be {WANTED}, none empty, got {array.dtype} {list(array.shape)}")
     check_k(path, k, (array.shape[2],))
-    selection = np.sort(array, axis=-1)
-    _check_positions(path, array, "request")
     newest = np.full(array.shape[0], -1, np.int32)
-    return Trace(path.stem, selection, newest, tuple(range(array.shape[1])), "request")
+    check_positions(f"the trace {path}", array, newest, "request", pads=False)
+    check_distinct(f"the trace {path}", array, "request")
+    return Trace(path.stem, np.sort(array, axis=-1), newest, tuple(range(array.shape[1])), "request")
 
 
 def _recorded(path: Path, arrays: Arrays, k: int | None) -> Trace:
@@ -105,10 +126,14 @@ def _recorded(path: Path, arrays: Arrays, k: int | None) -> Trace:
     bands, width = delta.shape[2:]
     check_k(path, k, tuple(width * count for count in range(1, bands + 1)))
     positions = delta.astype(np.int32).cumsum(axis=-1, dtype=np.int32)
+    about = _about(path, arrays)
+    field = f"{RECORDED!r} of the trace {path}"
+    check_positions(field, positions.reshape(*delta.shape[:2], -1), about.newest(len(delta)), pads=False)
     used = 1 if k is None else k // width
     selection = positions[:, :, :used].reshape(*delta.shape[:2], -1)
     rest = positions[:, :, used : 2 * used].reshape(*delta.shape[:2], -1)
-    return _of_layers(path, arrays, selection, rest)
+    check_distinct(field, selection)
+    return _of_layers(about, arrays, selection, rest)
 
 
 def _ranked(path: Path, arrays: Arrays, k: int | None) -> Trace:
@@ -120,39 +145,65 @@ def _ranked(path: Path, arrays: Arrays, k: int | None) -> Trace:
         )
     about = _about(path, arrays)
     page = about.page(ranked)
+    newest = about.newest(len(ranked))
+    check_positions(f"'pos' of the trace {path}", ranked, np.where(newest < 0, -1, newest // page))
+    check_distinct(f"'pos' of the trace {path}", ranked)
+    _check_score(path, arrays["score"], ranked)
     most = ranked.shape[2] * page
     k = _recorded_k(about, most) if k is None else k
     check_k(path, k, tuple(range(page, most + 1, page)))
     entries = k // page
     selection = _whole_pages(ranked[:, :, :entries], page, about)
     rest = _whole_pages(ranked[:, :, entries : 2 * entries], page, about)
-    return _of_layers(path, arrays, selection, rest)
+    return _of_layers(about, arrays, selection, rest)
 
 
-def _of_layers(path: Path, arrays: Arrays, selection: NDArray[Any], rest: NDArray[Any]) -> Trace:
+def _check_score(path: Path, score: NDArray[Any], ranked: NDArray[Any]) -> None:
+    if score.dtype.kind not in "fiu" or score.shape != ranked.shape:
+        raise ValueError(
+            f"'score' of the trace {path} must be numbers of the shape of 'pos', {list(ranked.shape)}, "
+            f"got {score.dtype} {list(score.shape)}"
+        )
+    check_scores(f"'score' of the trace {path}", score, ranked)
+
+
+def _of_layers(about: _About, arrays: Arrays, selection: NDArray[Any], rest: NDArray[Any]) -> Trace:
     """The trace; `rest` are the ranks after the selection, and count only if there are as many."""
-    about = _about(path, arrays)
     num_steps, num_layers, k = selection.shape
-    layers = tuple(int(layer) for layer in arrays.get("layers", np.arange(num_layers)))
-    if len(layers) != num_layers:
-        raise ValueError(f"the trace {path} has selections of {num_layers} layers, and 'layers' names {len(layers)}")
-    ordered = ascending(selection)
-    _check_positions(path, selection, "layer", allow_pads=True)
+    layers = _layers(about.path, arrays, num_layers)
     runners_up = ascending(rest) if rest.shape[2] == k else None
     newest = about.newest(num_steps)
-    return Trace(path.stem, ordered, newest, layers, runners_up=runners_up, about=dict(about.meta))
+    return Trace(about.path.stem, ascending(selection), newest, layers, runners_up=runners_up, about=dict(about.meta))
+
+
+def _layers(path: Path, arrays: Arrays, num_layers: int) -> tuple[int, ...]:
+    """The layers' numbers; of a file that does not say: from 0 on."""
+    layers = arrays.get("layers", np.arange(num_layers))
+    if (
+        layers.dtype.kind not in "iu"
+        or layers.ndim != 1
+        or (layers < 0).any()
+        or len(set(layers.tolist())) < len(layers)
+    ):
+        raise ValueError(
+            f"'layers' of the trace {path} must be distinct whole numbers from 0 on, one a layer, "
+            f"got {layers.dtype} {list(layers.shape)}"
+        )
+    if len(layers) != num_layers:
+        raise ValueError(f"the trace {path} has selections of {num_layers} layers, and 'layers' names {len(layers)}")
+    return tuple(layers.tolist())
 
 
 def _about(path: Path, arrays: Arrays) -> _About:
     if "meta" not in arrays:
-        return _About({})
+        return _About(path, {})
     try:
         meta = json.loads(str(arrays["meta"]))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"'meta' of the trace {path} must be a JSON object: {error}") from error
     if not isinstance(meta, dict):
         raise ValueError(f"'meta' of the trace {path} must be a JSON object, got {type(meta).__name__}")
-    return _About(meta)
+    return _About(path, meta)
 
 
 def _recorded_k(about: _About, most: int) -> int:
@@ -178,18 +229,3 @@ def check_k(path: Path, k: int | None, possible: tuple[int, ...]) -> None:
         return
     few = ", ".join(map(str, possible[:3])) + (f", ... {possible[-1]}" if len(possible) > 3 else "")
     raise ValueError(f"the trace {path} can be read with k = {few}, got k = {k}: change --k or leave it out")
-
-
-def _check_positions(path: Path, found: NDArray[Any], line_name: str, allow_pads: bool = False) -> None:
-    """Positions are not negative and distinct in a line; the first that is not is named."""
-    ordered = np.sort(found, axis=-1)
-    negative = found < (-1 if allow_pads else 0)
-    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0 if allow_pads else True)
-    for what, wrong in (("a negative", negative), ("a repeated", repeated)):
-        if wrong.any():
-            step, line, entry = (int(index) for index in np.argwhere(wrong)[0])
-            value = (found if what == "a negative" else ordered)[step, line, entry]
-            raise ValueError(
-                f"the trace {path} must hold distinct positions from 0 on in every line, "
-                f"got {what} {value} in step {step}, {line_name} {line}"
-            )

@@ -8,12 +8,14 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hisparse.trace.trace import is_whole
 
 MAGIC = b"HSTRACE\n"
 VERSION = 1
@@ -22,6 +24,7 @@ PREAMBLE = struct.Struct("<8sIII")  # magic, version, bytes of the header's JSON
 BLOCK = struct.Struct("<4sIQI")  # tag, steps, bytes of the payload, its checksum
 TAG = b"STEP"
 LEVEL = 6  # of zlib
+PAD = np.iinfo(np.uint32).max  # in `ranked`
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,14 @@ class Header:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.layers or self.k < 1:
-            raise ValueError(f"a trace needs layers and a k of at least 1, got {len(self.layers)} layers, k {self.k}")
-        if self.num_ranked and self.num_ranked < self.k:
-            raise ValueError(f"a trace keeps no scores or those of at least k = {self.k}, got {self.num_ranked}")
+        if not self.layers or not is_whole(self.k, 1):
+            raise ValueError(f"a trace needs layers and a k of at least 1, got {len(self.layers)} layers, k {self.k!r}")
+        if self.num_ranked != 0 and not is_whole(self.num_ranked, self.k):
+            raise ValueError(f"a trace keeps no scores or those of at least k = {self.k}, got {self.num_ranked!r}")
+        if not all(is_whole(layer, 0) for layer in self.layers) or len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"layers of a trace are distinct whole numbers from 0 on, got {list(self.layers)}")
+        if not isinstance(self.about, Mapping):
+            raise ValueError(f"'about' of a trace must be an object, got {self.about!r}")
 
 
 class Steps(NamedTuple):
@@ -97,11 +104,18 @@ def read_header(file: BinaryIO, path: Path) -> Header:
 def _parse_header(text: bytes, path: Path) -> Header:
     try:
         values = json.loads(text)
-        return Header(tuple(values["layers"]), values["k"], values["num_ranked"], values["about"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the trace {path} has a header that names no layers, k, num_ranked and about: {error}"
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"the trace {path} has a header that is not JSON: {error}") from error
+    names = [each.name for each in fields(Header)]
+    missing = [name for name in names if not isinstance(values, dict) or name not in values]
+    if missing:
+        raise ValueError(f"the trace {path} has a header that names no {', '.join(missing)}")
+    if not isinstance(values["layers"], list):
+        raise ValueError(f"the trace {path} has a header whose 'layers' must be a list, got {values['layers']!r}")
+    try:
+        return Header(tuple(values["layers"]), *(values[name] for name in names[1:]))
+    except ValueError as error:
+        raise ValueError(f"the trace {path} has a wrong header: {error}") from error
 
 
 def encode_block(header: Header, steps: Steps) -> bytes:
@@ -138,13 +152,32 @@ def decode_block(header: Header, num_steps: int, payload: bytes | memoryview, pa
     ends = np.cumsum(sizes)
     parts = [raw[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     counts = np.frombuffer(parts[1], "<u4").reshape(*shape, 1)
-    selection = _unplane(parts[2], np.uint32, (*shape, header.k)).cumsum(axis=-1, dtype=np.uint32).astype(np.int32)
-    selection[np.arange(header.k) >= counts] = -1
+    if (counts > header.k).any():
+        raise ValueError(f"the trace {path} has 'counts' of {counts.max()} positions where k = {header.k}")
+    gaps = _unplane(parts[2], np.uint32, (*shape, header.k))
+    selection = _positions("selection", gaps.cumsum(axis=-1, dtype=np.uint64), np.arange(header.k) >= counts, path)
     newest = np.frombuffer(parts[0], "<i4").astype(np.int32)
     if not header.num_ranked:
         return Steps(newest, selection)
-    ranked = _unplane(parts[3], np.uint32, (*shape, header.num_ranked)).astype(np.int32)
+    best = _unplane(parts[3], np.uint32, (*shape, header.num_ranked))
+    ranked = _positions("ranked", best, best == PAD, path)
     return Steps(newest, selection, ranked, _unplane(parts[4], np.float16, (*shape, header.num_ranked)))
+
+
+def _positions(
+    field: str, stored: NDArray[np.unsignedinteger], pads: NDArray[np.bool_], path: Path
+) -> NDArray[np.int32]:
+    """Stored numbers as positions, -1 at pads. Raises `ValueError` for what int32 cannot hold."""
+    most = np.iinfo(np.int32).max
+    beyond = (stored > most) & ~pads
+    if beyond.any():
+        raise ValueError(
+            f"{field!r} of the trace {path} has a position of {stored[beyond][0]}, above {most}: "
+            f"the file is damaged, or its writer's positions did not ascend"
+        )
+    positions = stored.astype(np.int32)
+    positions[pads] = -1
+    return positions
 
 
 def _check_steps(header: Header, steps: Steps) -> None:

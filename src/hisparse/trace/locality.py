@@ -17,28 +17,32 @@ def locality(trace: Trace, skip: int = 0) -> dict[str, Any]:
     `overlap` is the share of a selection that the step before selected too, `line_overlap` that of the line before in
     the same step. `reuse` counts selected positions by the steps since they were last selected.
     """
-    last = np.full((trace.num_lines, trace.num_positions + 1), -1, np.int32)  # a pad's -1 is the last column
+    num_places = len(trace.occurring)
+    place_of = np.full(trace.num_positions + 1, -1, np.int32)  # a pad's -1 is the last entry
+    place_of[trace.occurring] = np.arange(num_places)
+    last = np.full((trace.num_lines, num_places + 1), -1, np.int32)  # and the last column
     lines = np.arange(trace.num_lines)[:, None]
     kept, with_line_before, distances = [], [], np.zeros(len(REUSE_EDGES) + 1, np.int64)
     for step, positions in enumerate(trace.selection):
-        real = positions >= 0
-        before = last[lines, positions]
+        places = place_of[positions]
+        real = places >= 0
+        before = last[lines, places]
         if step >= max(skip, 1):
             size = real.sum(axis=1).clip(min=1)
             kept.append(((before == step - 1) & real).sum(axis=1) / size)
-            with_line_before.append(_overlap_of_lines(positions, real, trace.num_positions) / size[1:])
+            with_line_before.append(_overlap_of_lines(places, real, num_places) / size[1:])
             distances += _count_distances(step - before[real], before[real] >= 0)
-        last[lines, positions] = step
+        last[lines, places] = step
         last[:, -1] = -1
     return _figures(trace, np.array(kept), np.array(with_line_before), distances)
 
 
-def _overlap_of_lines(positions: NDArray[np.int32], real: NDArray[np.bool_], num_positions: int) -> NDArray[np.int64]:
+def _overlap_of_lines(places: NDArray[np.int32], real: NDArray[np.bool_], num_places: int) -> NDArray[np.int64]:
     """[lines - 1]: how many of a line's positions the line before has too."""
-    has = np.zeros((len(positions), num_positions + 1), bool)
-    has[np.arange(len(positions))[:, None], positions] = True
+    has = np.zeros((len(places), num_places + 1), bool)
+    has[np.arange(len(places))[:, None], places] = True
     has[:, -1] = False
-    both: NDArray[np.int64] = (np.take_along_axis(has[:-1], positions[1:], axis=1) & real[1:]).sum(axis=1)
+    both: NDArray[np.int64] = (np.take_along_axis(has[:-1], places[1:], axis=1) & real[1:]).sum(axis=1)
     return both
 
 

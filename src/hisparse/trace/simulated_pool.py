@@ -20,13 +20,14 @@ class SimulatedPool:
 
     Args:
         stream: what will be replayed.
-        size: B, slots of a line without the newest position's own.
+        size: B, slots of a line without the newest position's own. From the stream's rows up, nobody ever leaves: so
+            many slots do for all larger sizes.
     """
 
     def __init__(self, stream: Stream, size: int) -> None:
-        self.size = size
+        self.size = min(size, stream.num_rows)
         self.num_lines, self.num_rows = stream.num_lines, stream.num_rows
-        self.num_slots = size + 1  # of a line
+        self.num_slots = self.size + 1  # of a line
         self.slot_of_row = np.full(self.num_lines * self.num_rows, -1, np.int64)
         self.row_of_slot = np.full(self.num_lines * self.num_slots, -1, np.int64)
         self.used_at = np.full(self.num_lines * self.num_slots, FREE, np.int64)  # the step of the last use

@@ -1,7 +1,7 @@
 """A trace as the simulator walks it: rows instead of positions, flat over lines, one array a step.
 
-Positions get rows in a seeded random order. Records that enter in the same step do so by row, and order functions
-break ties by row, so ties are broken at random, the same way in every run.
+Positions that occur get rows in a seeded random order. Records that enter in the same step do so by row, and order
+functions break ties by row, so ties are broken at random, the same way in every run.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,11 @@ class Stream:
 
 def make_stream(trace: Trace, seed: int = 0) -> Stream:
     """A trace's stream."""
-    rows = np.random.default_rng(seed).permutation(trace.num_positions)
-    first = np.arange(trace.num_lines, dtype=np.int64)[:, None] * trace.num_positions
+    order = np.random.default_rng(seed).permutation(trace.num_positions)[trace.occurring]
+    num_rows = len(order)
+    rows = np.full(trace.num_positions, -1, np.int64)
+    rows[trace.occurring[order.argsort()]] = np.arange(num_rows)
+    first = np.arange(trace.num_lines, dtype=np.int64)[:, None] * num_rows
 
     def flat(positions: Positions, newest: int) -> Rows:
         """[lines, n] positions of one step to ascending flat rows, without pads and without the newest."""
@@ -65,6 +68,6 @@ def make_stream(trace: Trace, seed: int = 0) -> Stream:
         runners_up=None if runners_up is None else [flat(*both) for both in zip(runners_up, newest, strict=True)],
         newest=[first[:, 0] + rows[new] if new >= 0 else first[:0, 0] for new in newest],
         num_lines=trace.num_lines,
-        num_rows=trace.num_positions,
+        num_rows=num_rows,
         k=trace.k,
     )
