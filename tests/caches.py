@@ -174,11 +174,12 @@ def host_records(cache: HierarchicalCache) -> Tensor:
 def snapshot(cache: HierarchicalCache) -> dict[str, Any]:
     """Everything that a call could change, as plain comparable values."""
     pools = [cache.host_pool.pages] + ([cache.selection_state.pages] if cache.selection_state else [])
+    host = host_records(cache)  # first: what is on its way to slots has arrived then, too
     return {
         "tables": {name: table.tolist() for name, table in cache.device_pool.tables._asdict().items()},
         "counters": [counter.tolist() for counter in cache.device_pool.counters],
         "slots": cache.device_pool.records.tolist(),
-        "host": host_records(cache).tolist(),
+        "host": host.tolist(),
         "page table": cache.admission.page_table.tolist(),
         "step": cache.backend.step_number,
         "free": [list(cache.admission.free_index), *(pages._free.copy() for pages in pools)],
