@@ -29,7 +29,7 @@ def test_the_map_is_whole_and_imports_point_upward() -> None:
     line = lines_of_map()
     modules = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or not path.stem.startswith("__")]
     place = {path: path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in modules}
-    assert set(place.values()) == set(line) - {"dashboard"}  # which has no Python
+    assert set(place.values()) == set(line) - {"dashboard"}  # a folder of server
     downward = {
         f"{path.relative_to(SOURCE)} imports {name}"
         for path in modules

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hisparse.bench.resolve_setup import check_policy
 from hisparse.bench.synth import Setting
 from hisparse.layout import PAGE_RECORDS, CacheLayout, num_pages_for
-from hisparse.order import POLICIES
 
 GIB = 2**30
 COLUMNS = ("full", "synchronous", "prefetch", "early", "oracle")  # early: prefetch, and select early
@@ -76,8 +76,7 @@ class DecodeSetup:
         for name in ("batch", "steps", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        check_policy(self.policy)
         if self.warm_steps < 0:
             raise ValueError(f"warm_steps must be at least 0, got {self.warm_steps}")
         if not 1 <= self.num_layers <= self.slice.num_layers:

@@ -38,8 +38,7 @@ class Setup:
     shape: tuple[int, int, int] | None = None  # of the launch, to override the choice
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        check_policy(self.policy)
         if self.exact_misses and POLICIES[self.policy].heated:
             raise ValueError(f"exact misses are counted from the tables alone, and {self.policy} ranks by more")
         last = self.trace.steps - MIN_COUNTED_STEPS
@@ -89,6 +88,12 @@ class Setup:
 def default_batches(trace: SelectionTrace) -> tuple[int, ...]:
     """The usual sizes that a trace allows, and all of its requests."""
     return tuple(sorted({batch for batch in BATCHES if batch <= trace.batch} | {trace.batch}))
+
+
+def check_policy(policy: str) -> None:
+    """Raise `ValueError` for one that does not exist."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
 
 
 def check_batches(trace: SelectionTrace, batches: Sequence[int]) -> None:

@@ -135,11 +135,9 @@ def record(
     _check_new(out)
     texts = read_prompts(prompt, prompt_file)
     loaded = load_model(model, dtype, device)
-    if ignore_stop:
-        loaded = replace(loaded, stop_token_ids=())
     if config.selector == "auto" and isinstance(loaded.model, Llama):
         config = replace(config, selector="attention_mass")
-    params = SamplingParams(temperature, seed=seed, max_tokens=max_tokens)
+    params = SamplingParams(temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_stop)
     session = prepare(loaded, config, tokenize(loaded, texts, chat), params)
     keep = config.selector == "attention_mass" if scores is None else scores
     num_ranked = RANKED * session.engine.runner.cache.layout.top_k if keep else 0

@@ -159,8 +159,8 @@ class Engine:
     def _take_token(self, request: Request, token: int, logits: Tensor, line: int) -> None:
         request.state = RequestState.DECODING
         request.output.append(token)
-        stops = request.params.stop_token_ids if request.params.ignore_eos else self._stop_token_ids
-        is_stop_token = token in stops or token in request.params.stop_token_ids
+        is_eos = token in self._stop_token_ids and not request.params.ignore_eos
+        is_stop_token = is_eos or token in request.params.stop_token_ids
         if not is_stop_token:
             if request.params.logprobs is not None:
                 offset = len(request.stream.text)

@@ -4,8 +4,8 @@ See `hisparse.backend.Backend` for what each method promises. Claims and an anch
 stream. Beside it run the new records' write-through, forked at `append` and joined by the layer's resolve; the shared
 layers' fetches, forked after the anchor's resolve and joined one by one; and the making of orders, forked when some
 groups are resolved and joined at the end of the step, behind the marking of what a selector ranks next, for a policy
-that asks for it. Streams meet by events alone, so a step can be captured in a
-CUDA graph: `HierarchicalCache.record_step`.
+that asks for it. Streams meet by events alone, so a step can be captured in a CUDA graph:
+`HierarchicalCache.record_step`.
 """
 
 from collections.abc import Sequence

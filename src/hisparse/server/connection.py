@@ -18,7 +18,7 @@ DONE = "[DONE]"
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(request: Request, most_bytes: int) -> bytes:
     """A request's body. Raises `ApiError` if it is longer than anything that could be answered."""
     most_bytes = min(most_bytes, MAX_BODY_BYTES)
     body, num_bytes = bytearray(), 0
