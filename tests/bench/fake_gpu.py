@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from hisparse import reference
 from hisparse.bench import resolve_pool
 from hisparse.device_pool import Counters, SlotTables, hit
-from hisparse.kernels.state import LaunchState
+from hisparse.kernels.state import LaunchState, MissPlan
 from hisparse.layout import PAGE_RECORDS
 from hisparse.order import POLICIES
 from hisparse.reference.rebuild_order import order_is_due
@@ -75,21 +75,31 @@ def resolve(
     pool: Tensor,
     *,
     slots: Tensor,
+    plan: MissPlan | None,
     io: bool,
     by_recency: bool,
     **_: Any,
 ) -> None:
     """`ops.resolve`, whatever the policy is called that goes by recency or not."""
     state.step[layer] += 1
-    pages = page_table.gather(1, selection.long().clamp(min=0) // PAGE_RECORDS)
+    pages = page_table[lines].gather(1, selection.long().clamp(min=0) // PAGE_RECORDS)
     rows = torch.where(selection < 0, -1, pages.long() * PAGE_RECORDS + selection % PAGE_RECORDS)
     policy = POLICIES["lru" if by_recency else "fifo"]
     target = pool if io else torch.empty_like(pool)
     views = SlotTables(*(table[layer] for table in tables))
     found = reference.resolve(views, rows, int(state.step[layer]), policy, host, target)
     slots.copy_(found.slots)
+    if plan is not None:
+        plan.num_misses.fill_(found.misses)
+        plan.rows[: found.misses], plan.slots[: found.misses] = found.miss_rows.int(), found.miss_slots.int()
     for counter, number in zip(counters, (found.hits, found.misses, 0, found.exhausted, found.failed), strict=True):
         counter[layer] += number
+
+
+def replay(plan: MissPlan, host: Tensor, pool: Tensor) -> None:
+    """`ops.replay`."""
+    count = int(plan.num_misses)
+    reference.replay(plan.rows[:count].long(), plan.slots[:count].long(), host, pool)
 
 
 def rebuild_order(
@@ -134,7 +144,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "CUDAGraph": Graph, "graph": capture,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    operations = SimpleNamespace(resolve=captured(resolve), rebuild_order=captured(rebuild_order))
+    operations = SimpleNamespace(**{one.__name__: captured(one) for one in (resolve, replay, rebuild_order)})
     monkeypatch.setattr(resolve_pool, "ops", operations)
     monkeypatch.setattr(resolve_pool, "allocate", lambda shape, *, pinned: torch.empty(shape, dtype=torch.uint8))
     monkeypatch.setattr("hisparse.bench.timing.COPY_BYTES", 1 << 20)

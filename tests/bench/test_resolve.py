@@ -12,7 +12,7 @@ from hisparse.bench.exact_misses import exact_misses
 from hisparse.bench.provenance import commit_here
 from hisparse.bench.resolve import bench
 from hisparse.bench.resolve_pool import BenchPool, HostRecords
-from hisparse.bench.resolve_setup import Setup
+from hisparse.bench.resolve_setup import Setup, check_batches
 from hisparse.bench.resolve_sweep import sweep
 from hisparse.bench.synth import Setting
 from hisparse.bench.trace import generated
@@ -25,7 +25,8 @@ KEYS = {
     "device", "driver", "torch", "commit", "trace", "churn", "seed", "batch", "k", "buffer", "record_bytes",
     "context", "steps", "warm_steps", "layers", "host_gib", "pages", "policy", "us", "us_p10", "us_p50", "us_p90",
     "us_no_io", "us_alone", "us_no_io_alone", "us_launch", "misses", "miss_rate", "gb_per_s", "copy_gb_per_s",
-    "us_of_copy", "ratio_to_copy", "rebuild_us", "rebuilds_a_call", "rebuild_share", "exhausted", "failed", "checked",
+    "us_of_copy", "ratio_to_copy", "followers", "lines", "host_ranges",
+    "rebuild_us", "rebuilds_a_call", "rebuild_share", "exhausted", "failed", "checked",
 }  # fmt: skip
 
 
@@ -58,6 +59,23 @@ def test_misses_are_those_of_the_specification(setup: Setup, layers: int, policy
     assert result["miss_ratio"] == pytest.approx(1, abs=0.02)
     if policy == "fifo":
         assert result["rebuilds_a_call"] == 1
+
+
+def test_groups_with_ranges_of_their_own_and_several_lines_a_request(setup: Setup) -> None:
+    """Every layer of a group is checked against its own records; lines of one request share its rows."""
+    trace = setup.trace.with_lines(2)
+    assert (trace.steps, trace.batch) == (6, 6)
+    assert (trace.selections[1, 0, 3] == setup.trace.selections[3, 0, 1]).all()
+    (result,) = bench(replace(setup, trace=trace, own_ranges=True, followers=2), [4])
+    assert (result["followers"], result["lines"], result["host_ranges"], result["failed"]) == (2, 2, 6, 0)
+    for changes, message in (
+        ({"followers": 1}, "need own_ranges"),
+        ({"trace": trace, "exact_misses": True}, "one line of a request, got 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(setup, **changes)
+    with pytest.raises(ValueError, match="whole requests of 2 lines each, got 3"):
+        check_batches(trace, [3])
 
 
 def test_a_wrong_record_is_found(setup: Setup) -> None:

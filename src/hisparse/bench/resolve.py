@@ -32,7 +32,7 @@ def bench(setup: Setup, batches: Sequence[int]) -> Iterator[dict[str, Any]]:
     """
     check_batches(setup.trace, batches)
     check_gpu()
-    host = HostRecords(setup, max(batches))
+    host = HostRecords(setup, setup.requests(max(batches)))
     rate = copy_rate()
     for batch in batches:
         pool = BenchPool(setup, batch, host)
@@ -75,7 +75,7 @@ def measure(pool: BenchPool, rate: float) -> dict[str, Any]:
         "us_no_io_alone": round(us_no_io_alone, 2),
         "us_launch": round(us_launch, 2),
         **miss_fields(pool, counts.misses),
-        **copy_fields(counts.misses * pool.setup.record_bytes, us, rate),
+        **copy_fields(counts.misses * pool.setup.record_bytes * (1 + pool.setup.followers), us, rate),
         "rebuild_us": round(rebuild_us, 2),
         "rebuilds_a_call": round(counts.rebuilds, 4),
         "rebuild_share": round(counts.rebuilds * rebuild_us / (us + counts.rebuilds * rebuild_us), 4),
@@ -190,7 +190,10 @@ def describe(setup: Setup, batch: int) -> dict[str, Any]:
         "steps": setup.counted_steps,
         "warm_steps": setup.warm_steps,
         "layers": setup.layers,
-        "host_gib": round(batch * setup.trace.context * setup.record_bytes / GIB, 2),
+        "followers": setup.followers,
+        "lines": setup.trace.lines,
+        "host_gib": round(setup.host_bytes(setup.requests(batch)) / GIB, 2),
+        "host_ranges": setup.host_ranges,
         "pages": "shuffled" if setup.shuffled_pages else "contiguous",
         "policy": setup.policy,
     }

@@ -29,6 +29,9 @@ class Figure(NamedTuple):
     layers: int = 16
     check: bool = True
     shuffled_pages: bool = False
+    own_ranges: bool = False
+    followers: int = 0
+    lines: int = 1
 
 
 FIGURES = (
@@ -42,6 +45,15 @@ FIGURES = (
     Figure("low-wide", (32, 64), layers=2, check=False),
     Figure("low-wide", (32, 64), shuffled_pages=True),
     Figure("low-wide", (32, 64), record_bytes=656, shuffled_pages=True),
+    Figure("low", (1, 16), layers=8, own_ranges=True),
+    Figure("low-wide", (64,), layers=8, own_ranges=True),
+    Figure("low", (1, 16), record_bytes=656, layers=8, own_ranges=True, shuffled_pages=True),
+    Figure("low", (1, 4, 16), layers=2, own_ranges=True, followers=3),
+    Figure("low", (1, 4, 16), record_bytes=656, layers=2, own_ranges=True, followers=3),
+    Figure("low", (2, 8, 32), lines=2),
+    Figure("low", (4, 16, 64), lines=4),
+    Figure("low", (1, 4, 16), buffer=2049),  # near B = k, claims pass over many slots that the step used
+    Figure("low", (1, 4, 16), buffer=2304),
 )
 RECORDED_TRACES = ("austen_tf", "code_tf", "code_gen")
 RECORDED_LAYERS = (0, 9, 19, 29)
@@ -53,7 +65,7 @@ def figures(commit: str | None = None) -> Iterator[dict[str, Any]]:
     """One result a generated trace, size and batch."""
     traces = {name: generated(name, setting) for name, setting in SETTINGS.items()}
     for figure in FIGURES:
-        trace = traces[figure.trace]
+        trace = traces[figure.trace].with_lines(figure.lines)
         setup = Setup(
             trace=trace,
             buffer=figure.buffer,
@@ -62,6 +74,8 @@ def figures(commit: str | None = None) -> Iterator[dict[str, Any]]:
             layers=figure.layers,
             check=figure.check,
             shuffled_pages=figure.shuffled_pages,
+            own_ranges=figure.own_ranges,
+            followers=figure.followers,
             commit=commit,
         )
         yield from bench(setup, figure.batches)

@@ -2,9 +2,11 @@
 
 A step resolves each layer's selection and makes the layers' orders anew on a side stream, in two groups of
 layers: forked after the group's resolves, joined before its next ones, so that making orders is off the path.
-Layers have tables and slots of their own and read one host pool, to save pinning time.
+Layers have tables and slots of their own and read one host pool, to save pinning time, unless they are given ranges of
+their own.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from hisparse.device_pool import Counters, DevicePool, SlotTables
 from hisparse.errors import HiSparseError
 from hisparse.host_memory import allocate
 from hisparse.kernels import ops
-from hisparse.kernels.state import LaunchState, new_launch_state
+from hisparse.kernels.state import LaunchState, new_launch_state, new_miss_plan
 from hisparse.layout import PAGE_RECORDS
 from hisparse.order import POLICIES
 
@@ -28,28 +30,30 @@ class HostRecords:
 
     def __init__(self, setup: Setup, requests: int) -> None:
         self.requests, self.pages_each, self.shuffled = requests, setup.pages_each, setup.shuffled_pages
-        rows = requests * setup.pages_each * PAGE_RECORDS
-        words = torch.arange(rows * setup.record_bytes // 8, device="cuda") * MULTIPLIER + INCREMENT
-        self.truth = words.view(torch.uint8).view(rows, setup.record_bytes)
-        self.records = allocate((rows, setup.record_bytes), pinned=True)
+        shape = (setup.host_ranges, requests * setup.pages_each * PAGE_RECORDS, setup.record_bytes)
+        words = torch.arange(math.prod(shape) // 8, device="cuda").mul_(MULTIPLIER).add_(INCREMENT)
+        self.truth = words.view(torch.uint8).view(shape)  # [ranges, rows, record_bytes]
+        self.records = allocate(shape, pinned=True)
         self.records.copy_(self.truth)
+        self._lines = setup.trace.lines
 
-    def page_table(self, batch: int, layer: int, num_layers: int) -> Tensor:
-        """A layer's page table, int32 [batch, pages]: `batch` requests' share of the host pool.
+    def page_table(self, requests: int, layer: int, num_layers: int) -> Tensor:
+        """A layer's page table, int32 [requests, pages]: these requests' share of the host pool.
 
         Pages follow each other, as the cache hands them out at first, or are shuffled. The layers read different
         rows. What a batch reads from grows with it: past 2 GB the link gets slower.
         """
-        num_pages = batch * self.pages_each
+        num_pages = requests * self.pages_each
         order = torch.arange(num_pages)
         if self.shuffled:
             order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0))
         shifted = (order + layer * (num_pages // num_layers)) % num_pages
-        return shifted.int().view(batch, self.pages_each).cuda()
+        return shifted.int().view(requests, self.pages_each).cuda()
 
     def rows(self, page_table: Tensor, selection: Tensor) -> Tensor:
         """int64 [b, k]."""
-        page = page_table.gather(1, selection.long() // PAGE_RECORDS)
+        of_lines = page_table.repeat_interleave(self._lines, dim=0)
+        page = of_lines.gather(1, selection.long() // PAGE_RECORDS)
         rows: Tensor = page.long() * PAGE_RECORDS + selection % PAGE_RECORDS
         return rows
 
@@ -74,21 +78,27 @@ class BenchPool:
         self.pool = DevicePool(setup.layout(batch, host.requests), device)
         heated_rows = self.pool.tables.slot_of_row.shape[1] if POLICIES[setup.policy].heated else 0
         self.state = new_launch_state(setup.layers, device, heated_rows=heated_rows)
-        self.lines = torch.arange(batch, device=device)
+        self.lines = torch.arange(batch, device=device) // setup.trace.lines
         self.slots = torch.empty(setup.layers, *traced.shape[2:], dtype=torch.int32, device=device)
-        self.page_tables = [host.page_table(batch, layer, setup.layers) for layer in range(setup.layers)]
+        requests = setup.requests(batch)
+        self.page_tables = [host.page_table(requests, layer, setup.layers) for layer in range(setup.layers)]
+        self.plan = new_miss_plan(batch * setup.trace.k, device) if setup.followers else None
         self.main, self.side = torch.cuda.Stream(), torch.cuda.Stream()
         self.by_recency = POLICIES[setup.policy].by_recency
         half = setup.layers // 2
         self.groups = [group for group in (range(half), range(half, setup.layers)) if group]
 
     def resolve(self, selection: Tensor, layer: int, *, io: bool) -> None:
-        """One call."""
+        """One call, and those of the layers that follow."""
+        anchor, *followers = self._group(layer)
         ops.resolve(
             self.pool.tables, self.pool.counters, self.state, layer, selection, self.lines,
-            self.page_tables[layer], self.host.records, self.pool.records[layer], by_recency=self.by_recency,
-            slots=self.slots[layer], begins_step=True, io=io, shape=self.setup.shape,
+            self.page_tables[layer], self._host_of(anchor), self.pool.records[anchor], by_recency=self.by_recency,
+            slots=self.slots[layer], plan=self.plan, begins_step=True, io=io, shape=self.setup.shape,
         )  # fmt: skip
+        if io and self.plan is not None:
+            for follower in followers:
+                ops.replay(self.plan, self._host_of(follower), self.pool.records[follower])
 
     def rebuild(self, layers: range) -> None:
         """Make the orders of these layers anew where they are due."""
@@ -197,10 +207,20 @@ class BenchPool:
             self.rebuild(group)
 
     def _check(self, step: int, layer: int) -> None:
-        rows = self.host.rows(self.page_tables[layer], self.selections[step, layer])
-        got = self.pool.records[layer][self.slots[layer].long().flatten()]
-        if not torch.equal(got, self.host.truth[rows.flatten()]):
-            raise HiSparseError(f"step {step}, layer {layer}: a slot holds another record than its row")
+        rows = self.host.rows(self.page_tables[layer], self.selections[step, layer]).flatten()
+        slots = self.slots[layer].long().flatten()
+        for one in self._group(layer):
+            truth = self.host.truth[one % len(self.host.truth)]
+            if not torch.equal(self.pool.records[one][slots], truth[rows]):
+                raise HiSparseError(f"step {step}, layer {one}: a slot holds another record than its row")
+
+    def _group(self, layer: int) -> range:
+        """The layers of a selection: its own and those that follow."""
+        size = 1 + self.setup.followers
+        return range(layer * size, (layer + 1) * size)
+
+    def _host_of(self, layer: int) -> Tensor:
+        return self.host.records[layer % len(self.host.records)]
 
     def _capture_call(self, selection: Tensor, layer: int, io: bool, events: list[torch.cuda.Event] | None) -> None:
         if events is not None:

@@ -5,7 +5,7 @@ that a large generated trace takes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,23 @@ class SelectionTrace:
     context: int  # positions a request has
     make: Callable[[], Selections]
     about: Mapping[str, object]  # what else tells it from others, for a result's line
+    lines: int = 1  # of each request in a step
 
     @property
     def warm_steps(self) -> int:
         """The usual share of a trace that is not counted: a tenth."""
         return self.steps // 10
+
+    def with_lines(self, lines: int) -> "SelectionTrace":
+        """The same selections, so many steps of each request at once: `batch` counts lines from then on."""
+
+        def make() -> Selections:
+            steps = self.steps // lines
+            shape = (steps, lines, self.layers, self.batch, self.k)
+            together = self.selections[: steps * lines].reshape(shape).transpose(0, 2, 3, 1, 4)
+            return together.reshape(steps, self.layers, self.batch * lines, self.k)
+
+        return replace(self, steps=self.steps // lines, batch=self.batch * lines, make=make, lines=lines)
 
     @cached_property
     def selections(self) -> Selections:
